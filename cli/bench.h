@@ -1,0 +1,50 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bench.h - the verb `bench cqs`: bench.c has the sweep and its table, bench_case.c one case in a process of
+ * its own. */
+#ifndef ATTN_CLI_BENCH_H
+#define ATTN_CLI_BENCH_H
+
+#include "arrays.h"
+
+typedef struct bench_case {
+    attn_problem problem;
+    cli_input *input;
+    int64_t workers;
+    const char *kernel; /* NULL: the first that takes the problem */
+    bool classic;
+    int threads;
+    int64_t mem_limit; /* of the whole process; 0: what the machine has */
+    int64_t warmup, repeat, rows;
+    uint64_t seed;
+    bool dry_run;
+} bench_case;
+
+typedef enum bench_status {
+    BENCH_OK,
+    BENCH_WRONG,
+    BENCH_OOM,
+    BENCH_REFUSED,
+    BENCH_FAILED,
+    BENCH_PLANNED
+} bench_status;
+
+/* Medians over the samples; seconds. */
+typedef struct bench_result {
+    bench_status status;
+    char text[512]; /* why there are no numbers */
+    char kernel[64];
+    int threads;
+    double bound;     /* all cells / cells of the largest worker */
+    double longest;   /* the slowest worker: gather, compute and hand over */
+    double deviation; /* standard deviation of that */
+    double all;       /* all workers, one after another */
+    double gather, merge;
+    double first;            /* the first call, as `all` */
+    int64_t predicted, peak; /* bytes */
+    double max_error, relative;
+} bench_result;
+
+/* Runs one case in a child process, so that its peak memory is its own and its failure is its own too. */
+bench_result bench_run(const bench_case *c);
+
+#endif

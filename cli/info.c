@@ -1,0 +1,291 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * info.c - the verb `info`: the version, this machine, the kernel table, and what this build has.
+ *
+ * The kernel table judges itself (attn_kernel_verdict).  Facts about the machine come from the system: what
+ * it does not tell is left out.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "cli.h"
+
+/* Bits that the build passes for optional packages. */
+#ifndef ATTN_HAVE_CAIRO
+#define ATTN_HAVE_CAIRO 0
+#endif
+#ifndef ATTN_HAVE_RANDOM123
+#define ATTN_HAVE_RANDOM123 0
+#endif
+#ifndef ATTN_HAVE_CMOCKA
+#define ATTN_HAVE_CMOCKA 0
+#endif
+#if !defined(ATTN_HAVE_OPENMP) && defined(_OPENMP)
+#define ATTN_HAVE_OPENMP 1
+#elif !defined(ATTN_HAVE_OPENMP)
+#define ATTN_HAVE_OPENMP 0
+#endif
+
+/* ---- what the build has ------------------------------------------------------------------------------ */
+
+typedef struct part {
+    const char *name;
+    int built_in;
+    const char *use;
+    const char *package; /* of Debian, which brings what is missing */
+} part;
+
+static const part parts[] = {
+    {"OpenMP", ATTN_HAVE_OPENMP, "threads of one worker", "gcc"},
+    {"cairo", ATTN_HAVE_CAIRO, "pictures in PNG", "libcairo2-dev"},
+    {"Random123", ATTN_HAVE_RANDOM123, "random inputs (--random)", "librandom123-dev"},
+    {"cmocka", ATTN_HAVE_CMOCKA, "the unit tests", "libcmocka-dev"},
+};
+enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
+
+#if defined(__clang__)
+#define COMPILER "clang " __clang_version__
+#elif defined(__GNUC__)
+#define COMPILER "gcc " __VERSION__
+#else
+#define COMPILER "unknown compiler"
+#endif
+
+#if defined(NDEBUG)
+#define BUILD_KIND "release"
+#else
+#define BUILD_KIND "debug"
+#endif
+
+void cli_version(FILE *file)
+{
+    fprintf(file, "attn %s\n%s build, %s\n", attn_version(), BUILD_KIND, COMPILER);
+    for (int i = 0; i < PARTS; i++) {
+        fprintf(file, "%c%s%s", parts[i].built_in ? '+' : '-', parts[i].name, i + 1 < PARTS ? " " : "\n");
+    }
+}
+
+/* ---- this machine ------------------------------------------------------------------------------------ */
+
+typedef struct machine {
+    char model[128];
+    char features[256]; /* of those that kernels may use */
+    const char *isa;    /* ATTN_ISA, or NULL */
+    int64_t cores;
+    int64_t memory, available; /* bytes; 0: not known */
+} machine;
+
+/* The value of "key : value" in a file of such lines, cut to size; false if it is not there. */
+static bool read_field(const char *path, const char *key, char *value, size_t size)
+{
+    FILE *file = fopen(path, "r");
+    char line[4096];
+    bool found = false;
+    while (!found && file != NULL && fgets(line, sizeof(line), file) != NULL) {
+        char *colon = strchr(line, ':');
+        if (strncmp(line, key, strlen(key)) == 0 && colon != NULL) {
+            colon += 1 + strspn(colon + 1, " \t");
+            colon[strcspn(colon, "\n")] = '\0';
+            snprintf(value, size, "%s", colon);
+            found = true;
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    return found;
+}
+
+static bool has_word(const char *words, const char *word)
+{
+    size_t size = strlen(word);
+    for (const char *at = strstr(words, word); at != NULL; at = strstr(at + 1, word)) {
+        bool starts = at == words || at[-1] == ' ';
+        if (starts && (at[size] == ' ' || at[size] == '\0')) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void read_features(machine *host)
+{
+    static const char *const known[] = {"avx2",     "fma",      "f16c",     "avx512f",
+                                        "avx512bw", "avx512dq", "avx512vl", "avx512_bf16",
+                                        "amx_tile", "amx_bf16", "asimd",    "sve"};
+    char flags[4096] = "";
+    if (!read_field("/proc/cpuinfo", "flags", flags, sizeof(flags))) {
+        read_field("/proc/cpuinfo", "Features", flags, sizeof(flags));
+    }
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
+        if (has_word(flags, known[i])) {
+            at += (size_t)snprintf(host->features + at, sizeof(host->features) - at, "%s%s",
+                                   at > 0 ? " " : "", known[i]);
+        }
+    }
+}
+
+static void look_at_machine(machine *host)
+{
+    char text[64] = "";
+    memset(host, 0, sizeof(*host));
+    if (!read_field("/proc/cpuinfo", "model name", host->model, sizeof(host->model))) {
+        snprintf(host->model, sizeof(host->model), "unknown");
+    }
+    read_features(host);
+    host->isa = getenv("ATTN_ISA");
+    host->cores = sysconf(_SC_NPROCESSORS_ONLN);
+    if (read_field("/proc/meminfo", "MemTotal", text, sizeof(text))) {
+        host->memory = 1024 * (int64_t)strtoll(text, NULL, 10);
+    }
+    if (read_field("/proc/meminfo", "MemAvailable", text, sizeof(text))) {
+        host->available = 1024 * (int64_t)strtoll(text, NULL, 10);
+    }
+}
+
+static bool next_kernel(int64_t index, attn_verdict *verdict)
+{
+    memset(verdict, 0, sizeof(*verdict));
+    verdict->size = sizeof(*verdict);
+    return attn_kernel_verdict(NULL, index, verdict) == ATTN_OK;
+}
+
+/* ---- writing ----------------------------------------------------------------------------------------- */
+
+static void write_json(cli_json *json, const machine *host)
+{
+    cli_json_object(json, NULL);
+    cli_json_int(json, "schema_version", CLI_SCHEMA_VERSION);
+    cli_json_text(json, "version", attn_version());
+    cli_json_text(json, "build", BUILD_KIND);
+    cli_json_text(json, "compiler", COMPILER);
+    cli_json_object(json, "machine");
+    cli_json_text(json, "cpu", host->model);
+    cli_json_text(json, "features", host->features);
+    cli_json_text(json, "isa_limit", host->isa);
+    cli_json_int(json, "cores", host->cores);
+    cli_json_int(json, "memory_bytes", host->memory);
+    cli_json_int(json, "available_bytes", host->available);
+    cli_json_end(json);
+    cli_json_array(json, "kernels");
+    attn_verdict verdict;
+    for (int64_t i = 0; next_kernel(i, &verdict); i++) {
+        cli_json_object(json, NULL);
+        cli_json_text(json, "name", verdict.name);
+        cli_json_text(json, "summary", verdict.summary);
+        cli_json_bool(json, "usable", verdict.reason == NULL);
+        cli_json_text(json, "reason", verdict.reason);
+        cli_json_end(json);
+    }
+    cli_json_end(json);
+    cli_json_array(json, "parts");
+    for (int i = 0; i < PARTS; i++) {
+        cli_json_object(json, NULL);
+        cli_json_text(json, "name", parts[i].name);
+        cli_json_bool(json, "built_in", parts[i].built_in != 0);
+        cli_json_text(json, "use", parts[i].use);
+        cli_json_text(json, "package", parts[i].package);
+        cli_json_end(json);
+    }
+    cli_json_end(json);
+    cli_json_end(json);
+}
+
+static void row(cli_table *table, const char *section, const char *name, const char *value,
+                const char *detail)
+{
+    cli_table_text(table, section);
+    cli_table_text(table, name);
+    cli_table_text(table, value);
+    cli_table_text(table, detail);
+}
+
+static void write_machine(cli_table *table, const machine *host)
+{
+    char number[CLI_NUMBER], other[CLI_NUMBER], text[96];
+    row(table, "attn", "version", attn_version(), BUILD_KIND " build, " COMPILER);
+    row(table, "machine", "cpu", host->model, host->features);
+    row(table, "machine", "ATTN_ISA", host->isa != NULL ? host->isa : "not set",
+        "hides what is above the level that it names");
+    snprintf(number, sizeof(number), "%lld", (long long)host->cores);
+    const char *threads = getenv("OMP_NUM_THREADS");
+    snprintf(text, sizeof(text), "OMP_NUM_THREADS=%.40s", threads != NULL ? threads : "(not set)");
+    row(table, "machine", "cores", number, text);
+    if (host->memory > 0) {
+        snprintf(text, sizeof(text), "%s available now", cli_bytes(other, (double)host->available));
+        row(table, "machine", "memory", cli_bytes(number, (double)host->memory), text);
+    }
+}
+
+static void write_rows(cli_out *out, const machine *host)
+{
+    static const cli_column columns[] = {{.key = "section", .title = "Section", .width = 8},
+                                         {.key = "name", .title = "Name", .width = 14},
+                                         {.key = "value", .title = "Value", .width = 12},
+                                         {.key = "detail", .title = "Detail", .width = 40}};
+    cli_table table;
+    cli_table_begin(&table, out, "info", columns, 4);
+    write_machine(&table, host);
+    attn_verdict verdict;
+    for (int64_t i = 0; next_kernel(i, &verdict); i++) {
+        char text[400];
+        snprintf(text, sizeof(text), "%s%s%s", verdict.summary, verdict.reason != NULL ? "; refused: " : "",
+                 verdict.reason != NULL ? verdict.reason : "");
+        row(&table, "kernel", verdict.name, verdict.reason == NULL ? "usable" : "refused", text);
+    }
+    for (int i = 0; i < PARTS; i++) {
+        char text[200];
+        snprintf(text, sizeof(text), "%s%s%s", parts[i].use, parts[i].built_in ? "" : "; Debian package ",
+                 parts[i].built_in ? "" : parts[i].package);
+        row(&table, "part", parts[i].name, parts[i].built_in ? "built in" : "missing", text);
+    }
+    cli_table_end(&table);
+}
+
+/* ---- the verb ---------------------------------------------------------------------------------------- */
+
+typedef struct info_args {
+    cli_common common;
+} info_args;
+
+static int info_run(const void *values)
+{
+    const info_args *args = values;
+    machine host;
+    cli_out out;
+    int code = cli_out_open(&out, &args->common);
+    if (code != CLI_OK) {
+        return code;
+    }
+    look_at_machine(&host);
+    if (out.format == CLI_FORMAT_JSON) {
+        write_json(&out.json, &host);
+    } else {
+        write_rows(&out, &host);
+    }
+    return cli_out_close(&out, CLI_OK);
+}
+
+static const cli_option info_options[] = {CLI_OPTION_FORMAT, CLI_OPTION_OUTPUT, CLI_OPTION_HELP,
+                                          CLI_OPTIONS_END};
+
+static const cli_example info_examples[] = {
+    {"attn info", "what this machine and this build offer"},
+    {"attn info --format json", "the same for a program"},
+    {"ATTN_ISA=ref attn info", "the kernels that are left without vector instructions"},
+    {NULL, NULL},
+};
+
+const cli_verb cli_verb_info = {
+    .name = "info",
+    .summary = "tell version, machine, kernels and what this build has",
+    .description =
+        "Lists the kernel table, best first, with the reason why a kernel cannot run on this machine, and "
+        "each optional part of the program: built in, or missing and which Debian package brings it.",
+    .examples = info_examples,
+    .options = info_options,
+    .size = sizeof(info_args),
+    .run = info_run,
+};

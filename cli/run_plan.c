@@ -1,0 +1,112 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * run_plan.c - the plan of a run: how much memory it may take, and where finished tasks are kept.
+ *
+ * --mem-limit is for the whole process.  What the program itself holds before the work is measured and
+ * rounded up to a step of 16 MiB, so that the same command plans the same W each time (a spool is of one plan
+ * only); the buffers that the program will need are added; the library may take the rest.  If no W fits that
+ * way, partial results go through a folder of their own beside the output, which is removed at the end.
+ */
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "memory.h"
+#include "run.h"
+
+static void measure_memory(run *r)
+{
+    run_memory *m = &r->memory;
+    m->limit = r->args->mem_limit;
+    m->program = cli_memory_program(r->args->common.threads);
+    if (r->args->verify || r->args->verify_rows > 0) {
+        m->program += cli_verify_bytes(&r->problem);
+    }
+}
+
+/* What the spool belongs to, beside the problem: the data. */
+static void spool_key(const run *r, char *text, size_t room)
+{
+    if (r->args->random != NULL) {
+        snprintf(text, room, "random philox4x32-10 seed %lld", (long long)r->args->seed);
+    } else {
+        snprintf(text, room, "files %016llx", (unsigned long long)r->scan.hash);
+    }
+}
+
+/* A folder of this run alone, beside the output; the library makes it. */
+static char *name_spool(const run *r)
+{
+    const char *folder = getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp", *out = r->args->out;
+    int length = (int)strlen(folder);
+    if (out != NULL) {
+        const char *slash = strrchr(out, '/');
+        folder = slash != NULL ? out : ".";
+        length = slash != NULL ? (int)(slash - out) + 1 : 1;
+    }
+    size_t room = (size_t)length + 80;
+    char *name = cli_alloc(1, room);
+    snprintf(name, room, "%.*s/.attn-spool-%lx-%llx", length, folder, (unsigned long)getpid(),
+             (unsigned long long)time(NULL));
+    return name;
+}
+
+static attn_status create(run *r, const char *spool)
+{
+    char key[128];
+    const run_args *args = r->args;
+    spool_key(r, key, sizeof key);
+    attn_options options = {
+        .size = sizeof options,
+        .workers = args->workers,
+        .resident = args->resident,
+        .memory_limit = r->memory.limit > 0 ? r->memory.limit - r->memory.program : 0,
+        .quorum = (attn_quorum)args->quorum,
+        .rectangle = args->rectangle,
+        .interest_set = args->interest_set.item,
+        .interest_size = args->interest_set.count,
+        .classic = args->classic,
+        .threads = (int)args->common.threads,
+        .kernel = args->kernel,
+        .spool = spool,
+        .spool_key = key,
+        .event = run_event,
+        .event_data = r,
+    };
+    r->spool = spool;
+    return attn_plan_create(&r->plan, &r->problem, &options);
+}
+
+int run_make_plan(run *r)
+{
+    measure_memory(r);
+    run_memory *m = &r->memory;
+    if (m->limit > 0 && m->limit <= m->program) {
+        char limit[CLI_NUMBER], held[CLI_NUMBER];
+        return cli_error(CLI_USAGE, "--mem-limit %s leaves nothing for the work: the program itself takes %s",
+                         cli_bytes(limit, (double)m->limit), cli_bytes(held, (double)(m->program)));
+    }
+    attn_status status = create(r, r->args->spool);
+    if (status == ATTN_ELIMIT && r->args->spool == NULL) {
+        r->temporary_spool = name_spool(r);
+        status = create(r, r->temporary_spool);
+    }
+    if (status != ATTN_OK) {
+        return cli_fail(status);
+    }
+    m->predicted = m->program + (int64_t)attn_plan_workspace(r->plan);
+    return CLI_OK;
+}
+
+void run_clean_spool(run *r, bool finished)
+{
+    bool temporary = r->temporary_spool != NULL;
+    if (r->plan != NULL && (temporary || (finished && r->spool != NULL && !r->args->keep_spool))) {
+        if (attn_spool_remove(r->plan) != ATTN_OK) {
+            cli_warn("%s", attn_last_error());
+        }
+    }
+    free(r->temporary_spool);
+    r->temporary_spool = NULL;
+}

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: Apache-2.0
+#
+# Every source file of the library and the program, by module.  A new file is one line here;
+# script/check-sources fails when a file is forgotten.
+
+set(ATTN_BASE
+    src/base/clock.c
+    src/base/cpu.c
+    src/base/dtype.c
+    src/base/hash.c
+    src/base/memory.c
+    src/base/status.c)
+
+set(ATTN_QUORUM
+    src/quorum/band.c
+    src/quorum/cost.c
+    src/quorum/cover.c
+    src/quorum/fit.c
+    src/quorum/prove.c
+    src/quorum/schedule.c
+    src/quorum/search.c
+    src/quorum/singer.c
+    src/quorum/table.c
+    src/quorum/wichmann.c)
+
+set(ATTN_KERNEL
+    src/kernel/merge.c
+    src/kernel/naive.c
+    src/kernel/reference.c
+    src/kernel/table.c
+    src/kernel/cpu/flash_avx2.c
+    src/kernel/cpu/flash_avx512.c
+    src/kernel/cpu/flash_portable.c)
+
+set(ATTN_COMM
+    src/comm/local.c)
+
+set(ATTN_ENGINE
+    src/engine/execute.c
+    src/engine/inspect.c
+    src/engine/io.c
+    src/engine/problem.c
+    src/engine/reference.c
+    src/engine/scheduler.c
+    src/engine/spool.c
+    src/engine/tiler.c
+    src/engine/worker.c)
+
+# all but main.c, so that tests can link the parts
+set(ATTN_CLI
+    cli/arrays.c
+    cli/bench.c
+    cli/bench_case.c
+    cli/bytes.c
+    cli/completion.c
+    cli/help.c
+    cli/info.c
+    cli/json.c
+    cli/json_read.c
+    cli/man.c
+    cli/memory.c
+    cli/npy.c
+    cli/options.c
+    cli/output.c
+    cli/picture.c
+    cli/picture_color.c
+    cli/picture_draw.c
+    cli/picture_png.c
+    cli/picture_svg.c
+    cli/picture_term.c
+    cli/plan.c
+    cli/plan_json.c
+    cli/plan_options.c
+    cli/plan_sweep.c
+    cli/plan_tables.c
+    cli/plan_text.c
+    cli/progress.c
+    cli/random.c
+    cli/report.c
+    cli/results.c
+    cli/run.c
+    cli/run_data.c
+    cli/run_options.c
+    cli/run_plan.c
+    cli/run_report.c
+    cli/safetensors.c
+    cli/summary.c
+    cli/table.c
+    cli/text.c
+    cli/values.c
+    cli/verify.c)
+
+# each verb has a man page
+set(ATTN_VERBS info plan run bench)

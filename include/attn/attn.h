@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * attn.h - exact attention, cut by cyclic quorum sets into independent workers.
+ *
+ * INTRODUCTION
+ *
+ * For each batch b and query head h (which reads kv head h / (heads_q / heads_kv)) attn computes
+ *
+ *     S = scale * Q K^T + mask,    O = softmax(S) V,    lse_i = log sum_j exp(S_ij)
+ *
+ * exactly: no cell is dropped, scores and sums are fp32 at least, the running maximum is subtracted
+ * (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., FlashAttention, arXiv 2205.14135).  lse is the
+ * natural logarithm, fp32.  A row that sees no key has O = 0 and lse = -inf.  A NaN stays in the rows
+ * that see it.
+ *
+ * The work is cut by a cyclic quorum schedule (CQS-Attention): the N tokens fall into W token groups,
+ * worker i holds the groups {i + a mod W : a in I}, where the differences of the interest set I cover
+ * Z_W, and every ordered pair (query group, key group) is computed by exactly one worker.  Workers
+ * do not talk to each other; a Tiler merges their partials (o, lse) by
+ *
+ *     lse = logaddexp(l1, l2),   o = o1 * exp(l1 - lse) + o2 * exp(l2 - lse).
+ *
+ * Four steps, simple first:
+ *
+ *     attn_forward()          arrays in, arrays out: plans, allocates, computes, frees.
+ *     attn_plan_create()      decide once: kernel, schedule, memory.  Touches no data.
+ *     attn_plan_*()           look at the decision: who holds what, who computes what, what it costs.
+ *     attn_execute()          do it, any number of times.  Allocates nothing, decides nothing.
+ *
+ * CONVENTIONS
+ *
+ * - Every struct begins with its own size: set it with ATTN_INIT or to sizeof.  Zero means default.
+ * - Every call that can fail returns an attn_status; attn_last_error() tells what to do about it.
+ *   The library never prints, exits or aborts.
+ * - Counts and strides are int64_t in elements or tokens; memory is size_t or int64_t in bytes.
+ * - Thread safety: a plan is immutable after attn_plan_create() and may be shared by threads; two
+ *   executes of one plan may run at once if each has its own workspace.  The error text is per thread.
+ * - Results repeat bit for bit for the same plan and machine level, whatever the number of threads.
+ */
+#ifndef ATTN_ATTN_H
+#define ATTN_ATTN_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ATTN_VERSION_MAJOR 0
+#define ATTN_VERSION_MINOR 1
+#define ATTN_VERSION_PATCH 0
+
+#if defined(__GNUC__)
+#define ATTN_API        __attribute__((visibility("default")))
+#define ATTN_MUST_CHECK __attribute__((warn_unused_result))
+#else
+#define ATTN_API
+#define ATTN_MUST_CHECK
+#endif
+
+/* ---- status and version ------------------------------------------------------------------------- */
+
+/* X(symbol, value, text).  The values are part of the ABI. */
+#define ATTN_STATUS_LIST(X)                                                                                  \
+    X(ATTN_OK, 0, "ok")                                                                                      \
+    X(ATTN_EINVAL, 1, "bad argument")                                                                        \
+    X(ATTN_ENOMEM, 2, "out of memory")                                                                       \
+    X(ATTN_ELIMIT, 3, "does not fit in the memory limit")                                                    \
+    X(ATTN_EUNSUPPORTED, 4, "not supported here")                                                            \
+    X(ATTN_EIO, 5, "input/output error")                                                                     \
+    X(ATTN_EMISMATCH, 6, "the spool belongs to another problem")                                             \
+    X(ATTN_ELOST, 7, "worker lost")                                                                          \
+    X(ATTN_ECANCELED, 8, "canceled")
+
+typedef enum attn_status {
+#define ATTN_STATUS_ENUM(symbol, value, text) symbol = value,
+    ATTN_STATUS_LIST(ATTN_STATUS_ENUM)
+#undef ATTN_STATUS_ENUM
+} attn_status;
+
+/* Short fixed text of a status; never NULL. */
+ATTN_API const char *attn_strerror(attn_status status);
+
+/*
+ * What went wrong in this thread's last failed call and what to do about it; "" if nothing did.
+ * Valid until this thread's next call into the library.
+ */
+ATTN_API const char *attn_last_error(void);
+
+/*
+ * For callbacks (attn_source, attn_sink): sets this thread's error text and returns `status`, so that
+ * a failure inside a callback reaches the caller of attn_execute() with its own words.
+ */
+ATTN_API attn_status attn_fail(attn_status status, const char *text);
+
+/* "major.minor.patch" of the library that is running. */
+ATTN_API const char *attn_version(void);
+
+/* ---- the problem -------------------------------------------------------------------------------- */
+
+typedef enum attn_dtype { ATTN_F32 = 0, ATTN_F16 = 1, ATTN_BF16 = 2 } attn_dtype;
+
+/* Bytes of one element; 0 for an unknown dtype. */
+ATTN_API size_t attn_dtype_size(attn_dtype dtype);
+/* "f32", "f16", "bf16"; "?" for an unknown dtype. */
+ATTN_API const char *attn_dtype_name(attn_dtype dtype);
+
+/*
+ * Masks are bands of the score matrix.  With shift = tokens_kv - tokens_q (bottom-right alignment)
+ * key j is visible to query i when
+ *     FULL     always
+ *     CAUSAL   j <= i + shift
+ *     WINDOW   i + shift - window_left <= j <= i + shift + window_right     (-1: no bound on that side)
+ */
+typedef enum attn_mask { ATTN_MASK_FULL = 0, ATTN_MASK_CAUSAL = 1, ATTN_MASK_WINDOW = 2 } attn_mask;
+
+typedef struct attn_problem {
+    size_t size;          /* sizeof(attn_problem) */
+    int64_t batch;        /* 0: 1 */
+    int64_t heads_q;      /* 0: 1 */
+    int64_t heads_kv;     /* divides heads_q; 0: heads_q */
+    int64_t tokens_q;     /* at least 1 */
+    int64_t tokens_kv;    /* 0: tokens_q */
+    int64_t dim_qk;       /* 1 to 512 */
+    int64_t dim_v;        /* 1 to 512; 0: dim_qk */
+    attn_dtype dtype;     /* of q, k and v */
+    attn_dtype dtype_out; /* of o in memory */
+    attn_mask mask;
+    int64_t window_left;  /* only with ATTN_MASK_WINDOW; -1: no bound */
+    int64_t window_right; /* likewise */
+    double scale;         /* 0: 1/sqrt(dim_qk); must be finite */
+} attn_problem;
+
+/*
+ * Reads "batch=1,heads=4,kv_heads=4,tokens=30000,kv_tokens=N,dim=64,dim_v=N,dtype=f32,out=f32,scale=X,
+ * causal,window=L:R" (any order, each at most once; counts take the suffixes k, M, Ki, Mi) into *problem,
+ * which it sets whole; defaults are filled in.  Fails with ATTN_EINVAL and leaves *problem alone.
+ */
+ATTN_API ATTN_MUST_CHECK attn_status attn_problem_parse(attn_problem *problem, const char *text);
+
+/*
+ * Writes the string form, which attn_problem_parse() reads back, into text[capacity] (cut, but always
+ * terminated if capacity > 0) and returns the length it needs without the terminator.
+ */
+ATTN_API size_t attn_problem_print(const attn_problem *problem, char *text, size_t capacity);
+
+/* Fills in the defaults above and checks every field. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_problem_check(attn_problem *problem);
+
+/* Forward FLOPs by the field's convention, 4*batch*heads*cells*dim: 2*visible cells*(dim_qk +
+ * dim_v)*batch*heads_q. */
+ATTN_API double attn_problem_flops(const attn_problem *problem);
+
+/* ---- tensors, sources and sinks ------------------------------------------------------------------ */
+
+/*
+ * An array in memory.  stride[] is in elements, for batch, head, token and dim; all four zero means
+ * contiguous [batch, heads, tokens, dim].  Any strides do, also negative ones; the caller owns data.
+ */
+typedef struct attn_tensor {
+    void *data;
+    int64_t stride[4];
+} attn_tensor;
+
+typedef enum attn_operand { ATTN_Q = 0, ATTN_K = 1, ATTN_V = 2 } attn_operand;
+
+/*
+ * Where q, k and v come from when they are not in memory (files, a generator).
+ * read() writes `count` tokens from `first` of one batch, for all heads of the operand, in the problem's
+ * dtype: element (head, row, c) to dst[head * head_stride + row * dim + c] (head_stride in elements).
+ * It is called by several threads at once, and must give the same data each time.
+ */
+typedef struct attn_source {
+    size_t size; /* sizeof(attn_source) */
+    void *data;
+    attn_status (*read)(void *data, attn_operand operand, int64_t batch, int64_t first, int64_t count,
+                        void *dst, int64_t head_stride);
+} attn_source;
+
+/*
+ * Where o and lse go when they are not wanted in memory.  write() takes `count` finished rows from
+ * `first` of one (batch, query head): o[row * o_stride + c] and lse[row], fp32.  Each row is written
+ * exactly once per execute; several threads may write different rows at once.
+ */
+typedef struct attn_sink {
+    size_t size; /* sizeof(attn_sink) */
+    void *data;
+    attn_status (*write)(void *data, int64_t batch, int64_t head, int64_t first, int64_t count,
+                         const float *o, int64_t o_stride, const float *lse);
+} attn_sink;
+
+typedef struct attn_io {
+    size_t size;         /* sizeof(attn_io) */
+    attn_tensor q, k, v; /* read when source is NULL */
+    attn_tensor o;       /* written when sink is NULL, in problem.dtype_out */
+    attn_tensor lse;     /* fp32, likewise; data NULL: not wanted; stride[3] is ignored */
+    const attn_source *source;
+    const attn_sink *sink;
+} attn_io;
+
+/* ---- plan ---------------------------------------------------------------------------------------- */
+
+typedef struct attn_plan attn_plan; /* opaque, immutable */
+
+typedef enum attn_quorum {
+    ATTN_QUORUM_CYCLIC = 0,      /* one interest set: A = B = I */
+    ATTN_QUORUM_RECTANGULAR = 1, /* query groups from A = {0..a-1}, key groups from B = {0,-a,-2a,..} */
+    ATTN_QUORUM_AUTO = 2         /* whichever moves the fewest bytes within the memory limit */
+} attn_quorum;
+
+/* One step of an execute, told when it ends. */
+typedef enum attn_step {
+    ATTN_STEP_GATHER = 0,
+    ATTN_STEP_COMPUTE,
+    ATTN_STEP_HANDOVER,
+    ATTN_STEP_MERGE,
+    ATTN_STEP_RESUME
+} attn_step;
+
+typedef struct attn_event {
+    size_t size;
+    attn_step step;
+    int64_t rank;  /* the worker; -1 for the Tiler */
+    int64_t group; /* the query group, or -1 */
+    double begin;  /* seconds of the monotonic clock */
+    double end;
+    int64_t cells;    /* per (batch, head): cells computed or, on RESUME, taken over from the spool */
+    int64_t bytes;    /* moved, read or written */
+    const char *text; /* a warning for the user, or NULL; valid during the call */
+} attn_event;
+
+/* Return 0 to go on; anything else stops the execute with ATTN_ECANCELED.  Never called by two threads at
+ * once. */
+typedef int (*attn_event_fn)(void *data, const attn_event *event);
+
+struct attn_comm; /* include/attn/comm.h */
+
+typedef struct attn_options {
+    size_t size;          /* sizeof(attn_options) */
+    int64_t workers;      /* W; 0: 1, or with memory_limit the smallest W that fits */
+    int64_t resident;     /* workers that compute at once, at most W; 0: 1 */
+    int64_t memory_limit; /* bytes that the workspace may take; 0: no limit */
+    attn_quorum quorum;
+    int64_t rectangle;           /* a = |A| of a rectangular quorum; 0: the a that moves the fewest bytes */
+    const int64_t *interest_set; /* one's own set (copied); NULL: the best known */
+    int64_t interest_size;
+    int classic;           /* 1: the published rules (even W out of balance, set as in the table) */
+    int threads;           /* 0: as many as OpenMP gives */
+    int in_memory;         /* 1: q, k, v will be tensors: they are read in place, not gathered */
+    const char *kernel;    /* a row of the kernel table by name; NULL: the first that takes the problem */
+    const char *spool;     /* folder for finished partials (copied); NULL: none */
+    const char *spool_key; /* identity of the data, kept in the spool (copied); NULL: "" */
+    attn_event_fn event;
+    void *event_data;
+} attn_options;
+
+/*
+ * Decides everything about `problem` under `options` (NULL: all defaults) and touches no data.  Costs
+ * O(k^2 + W) time and memory.  On success *plan is owned by the caller, who frees it with
+ * attn_plan_destroy().  Fails with ATTN_EINVAL (a field, or an interest set that covers not all differences:
+ * the text lists them), ATTN_EUNSUPPORTED (no kernel takes it), ATTN_ELIMIT, ATTN_ENOMEM; then *plan = NULL.
+ */
+ATTN_API ATTN_MUST_CHECK attn_status attn_plan_create(attn_plan **plan, const attn_problem *problem,
+                                                      const attn_options *options);
+ATTN_API void attn_plan_destroy(attn_plan *plan); /* NULL is fine */
+
+/* The problem with its defaults filled in; owned by the plan. */
+ATTN_API const attn_problem *attn_plan_problem(const attn_plan *plan);
+
+/* Bytes of workspace that attn_execute() needs; any alignment does. */
+ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
+
+/* Smallest, largest, mean and standard deviation over the workers. */
+typedef struct attn_spread {
+    double min, max, mean, std;
+} attn_spread;
+
+typedef struct attn_summary {
+    size_t size; /* sizeof(attn_summary), set by the caller */
+    int64_t workers;
+    int64_t resident;
+    int threads;        /* of each resident worker */
+    attn_quorum quorum; /* CYCLIC or RECTANGULAR, never AUTO */
+    int classic;
+    int64_t quorum_q;       /* |A|: query groups a worker holds; = |I| */
+    int64_t quorum_kv;      /* |B|: key groups a worker holds; = |I| */
+    const int64_t *set_q;   /* A (the interest set), quorum_q offsets, owned by the plan */
+    const int64_t *set_kv;  /* B, quorum_kv offsets */
+    const char *set_origin; /* "table", "singer", "wichmann", "user", "rectangular", ...; owned by the plan */
+    attn_spread subsequence; /* tokens of a worker's groups, counted on the longer side */
+    int64_t cells;           /* visible cells, per (batch, head), of all workers */
+    int64_t ranks_counted; /* workers that the next three cover: W, or 0 where W is too large to count each */
+    attn_spread cells_worker;
+    attn_spread
+        bytes_in; /* forward, one token group a worker at home: q, k, v and nothing that no cell needs */
+    attn_spread bytes_out;     /* forward: fp32 partials and lse for rows at home elsewhere */
+    const char *kernel;        /* the chosen row of the kernel table */
+    int spooled;               /* partials go through a folder */
+    int64_t workspace;         /* bytes, = attn_plan_workspace() */
+    int64_t workspace_gather;  /* parts of it: groups held by the resident workers */
+    int64_t workspace_partial; /* partials on their way and the Tiler's rows */
+    int64_t workspace_kernel;  /* scratch of the kernel threads */
+} attn_summary;
+
+ATTN_API ATTN_MUST_CHECK attn_status attn_plan_summary(const attn_plan *plan, attn_summary *summary);
+
+/* Token group g: its first token and its count (0 when N < W), on the query or the key side. */
+ATTN_API void attn_plan_group(const attn_plan *plan, attn_operand side, int64_t group, int64_t *first,
+                              int64_t *count);
+
+/*
+ * One block of the task list: query group x key group.  part 0: all query rows; 1 or 2: the lower or upper
+ * half of them (half-difference pairs of an even W, which two workers share): rows [0, n/2) or [n/2, n) of
+ * the group.
+ */
+typedef struct attn_pair {
+    int64_t q, kv;
+    int part;
+} attn_pair;
+
+/* One worker's share.  Arrays are owned by the struct: free with attn_rank_free(). */
+typedef struct attn_rank {
+    size_t size; /* sizeof(attn_rank), set by the caller */
+    int64_t rank;
+    int64_t *groups; /* the quorum: groups held, ascending; group_count of them */
+    int64_t group_count;
+    int64_t tokens;   /* in those groups, on the longer side (queries or keys) */
+    attn_pair *pairs; /* the task list, by query group then key group; empty and masked blocks left out */
+    int64_t pair_count;
+    int64_t *needs_q; /* the material list: groups whose queries it reads */
+    int64_t needs_q_count;
+    int64_t *needs_kv; /* groups whose keys and values it reads */
+    int64_t needs_kv_count;
+    int64_t cells; /* visible cells per (batch, head) */
+    int64_t bytes_in, bytes_out;
+} attn_rank;
+
+/* O(k^2) time and memory, whatever W. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_plan_rank(const attn_plan *plan, int64_t rank, attn_rank *out);
+ATTN_API void attn_rank_free(attn_rank *out);
+
+/*
+ * Counts how often each visible (query, key) cell is owned, over all workers.  Time O(W^2) blocks; no
+ * cell is assumed.
+ */
+typedef struct attn_proof {
+    size_t size;      /* sizeof(attn_proof), set by the caller */
+    int64_t cells;    /* visible cells of the problem, per (batch, head), by its mask alone */
+    int64_t once;     /* of those, owned exactly once */
+    int64_t missing;  /* owned by nobody */
+    int64_t repeated; /* owned twice or more */
+} attn_proof;
+ATTN_API ATTN_MUST_CHECK attn_status attn_plan_prove(const attn_plan *plan, attn_proof *proof);
+
+/* What a way of distributing costs a worker, in bytes; formulas in docs/costs.md. */
+typedef struct attn_cost {
+    size_t size;        /* sizeof(attn_cost), set by the caller */
+    const char *scheme; /* "cyclic", "rectangular", "ring", "ulysses" */
+    int64_t a, b;       /* |A|, |B|; 0 where they mean nothing */
+    int possible;       /* 0: `why` tells why not */
+    const char *why;
+    double in_mean, in_max; /* sharded: one group a worker at home, forward */
+    double out_mean, out_max;
+    double backward_in_mean, backward_in_max;
+    double backward_out_mean, backward_out_max;
+    double root_in, root_out; /* a central root hands out all inputs, takes back all partials: root's bytes */
+    double memory;            /* largest worker: inputs, buffers and partials */
+    double balance;           /* most cells of a worker / mean */
+    int64_t messages;         /* that a worker receives, forward */
+} attn_cost;
+
+/* Row `index` (0, 1, ...) of the cost table; ATTN_EINVAL past its end. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_plan_cost(const attn_plan *plan, int64_t index, attn_cost *cost);
+
+/* Searches for an interest set of Z_workers with at most `size` elements (0: one less than the best known)
+ * for up to `seconds`; set[capacity] takes it, *found its size, 0 when the time ran out.  Deterministic for a
+ * seed. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_interest_search(int64_t workers, int64_t size, double seconds,
+                                                          uint64_t seed, int64_t *set, int64_t capacity,
+                                                          int64_t *found);
+
+/* ---- the kernel table ----------------------------------------------------------------------------- */
+
+typedef struct attn_verdict {
+    size_t size;         /* sizeof(attn_verdict), set by the caller */
+    const char *name;    /* of the row */
+    const char *summary; /* one line: what it is */
+    int chosen;
+    const char *reason; /* why it refuses this problem on this machine; NULL: it takes it */
+} attn_verdict;
+
+/* Row `index` of the kernel table, best first, judged for the plan's problem (plan NULL: for this machine
+ * alone). ATTN_EINVAL past the end.  Strings are static or owned by the plan. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index,
+                                                         attn_verdict *verdict);
+
+/* ---- execute --------------------------------------------------------------------------------------- */
+
+/*
+ * Computes the plan's problem.  workspace: attn_plan_workspace() bytes, the caller's, contents undefined
+ * before and after.  Runs `resident` workers at a time, then merges; with a spool, finished tasks found there
+ * are not computed again.  On failure the output is undefined, and the spool keeps what is finished.
+ */
+ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace);
+
+/* Removes the plan's finished pieces and its manifest from the spool folder, and the folder if that leaves it
+ * empty. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_spool_remove(const attn_plan *plan);
+
+/* Plan, allocate, execute and free in one call.  io->q, k, v must be tensors or io->source set. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, const attn_io *io,
+                                                  const attn_options *options);
+
+/*
+ * The fp64 reference: rows[0..count) of one (batch, query head), from the same inputs, in plain C.  Writes
+ * o[count][dim_v] and lse[count].  Reads keys and values in pieces: O(count * dim) memory.
+ */
+ATTN_API ATTN_MUST_CHECK attn_status attn_reference(const attn_problem *problem, const attn_io *io,
+                                                    int64_t batch, int64_t head, const int64_t *rows,
+                                                    int64_t count, double *o, double *lse);
+
+/* A struct with its size set and everything else zero: `attn_problem problem = ATTN_INIT(attn_problem);` */
+#ifdef __cplusplus
+#define ATTN_INIT(type)                                                                                      \
+    ([] {                                                                                                    \
+        type attn_init_ = type();                                                                            \
+        attn_init_.size = sizeof(type);                                                                      \
+        return attn_init_;                                                                                   \
+    }())
+#else
+#define ATTN_INIT(type) ((type){.size = sizeof(type)})
+#endif
+
+#ifdef __cplusplus
+}
+#endif
+#endif

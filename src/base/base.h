@@ -1,0 +1,125 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * base.h - what every module stands on: errors with text, tracked memory that can be made to fail,
+ * dtypes, CPU features, a hash, a clock.  It has never heard of attention.
+ */
+#ifndef ATTN_BASE_H
+#define ATTN_BASE_H
+
+#include <stdbool.h>
+
+#include "attn/attn.h"
+
+/* What a function gives is taken back by attn__free: gcc's analyser follows it (script/check-analyser). */
+#if defined(__GNUC__) && !defined(__clang__)
+#define ATTN__OWNED __attribute__((malloc(attn__free, 1)))
+#else
+#define ATTN__OWNED
+#endif
+
+#if defined(__GNUC__)
+#define ATTN__PRINTF(text, args) __attribute__((format(printf, text, args)))
+#else
+#define ATTN__PRINTF(text, args)
+#endif
+
+/* ---- errors (status.c) ---- */
+
+/* Sets this thread's error text and returns status: `return attn__fail(ATTN_EINVAL, "...", x);` */
+attn_status attn__fail(attn_status status, const char *format, ...) ATTN__PRINTF(2, 3);
+
+/* Hands a failure of `call` on to the caller. */
+#define ATTN__TRY(call)                                                                                      \
+    do {                                                                                                     \
+        attn_status attn__status_ = (call);                                                                  \
+        if (attn__status_ != ATTN_OK) {                                                                      \
+            return attn__status_;                                                                            \
+        }                                                                                                    \
+    } while (0)
+
+/* ---- memory (memory.c) ---- */
+
+/* All of the library's heap memory.  attn__alloc gives 64-byte aligned memory, never of size 0; NULL
+ * with the error text set when there is none.  attn__free(NULL) is fine. */
+void attn__free(void *memory);
+ATTN__OWNED void *attn__alloc(size_t bytes);
+ATTN__OWNED void *attn__alloc_zero(size_t bytes);
+/* count * size with the overflow check */
+ATTN__OWNED void *attn__alloc_array(int64_t count, size_t size);
+ATTN__OWNED char *attn__strdup(const char *text);
+
+/* Bytes that attn__alloc has given and not got back, and the most there ever were. */
+size_t attn__memory_now(void);
+size_t attn__memory_peak(void);
+/* Tests: let `count` more allocations succeed, then fail one; -1: never fail. */
+void attn__memory_fail_after(int64_t count);
+
+/* false on overflow; operands not negative */
+bool attn__mul(int64_t a, int64_t b, int64_t *product);
+bool attn__add(int64_t a, int64_t b, int64_t *sum);
+
+static inline int64_t attn__min(int64_t a, int64_t b)
+{
+    return a < b ? a : b;
+}
+static inline int64_t attn__max(int64_t a, int64_t b)
+{
+    return a > b ? a : b;
+}
+static inline int64_t attn__ceil_div(int64_t a, int64_t b)
+{
+    return (a + b - 1) / b;
+}
+/* a mod n in [0, n), for n > 0 */
+static inline int64_t attn__mod(int64_t a, int64_t n)
+{
+    return (a % n + n) % n;
+}
+
+/* ---- dtypes (dtype.c) ---- */
+
+float attn__f16_to_f32(uint16_t half);
+uint16_t attn__f32_to_f16(float x); /* to nearest even; NaN stays NaN */
+float attn__bf16_to_f32(uint16_t half);
+uint16_t attn__f32_to_bf16(float x); /* to nearest even; NaN stays NaN */
+
+/* count elements, `stride` elements apart in src, to dense fp32 */
+void attn__to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, int64_t count);
+/* count dense fp32 elements to dst, `stride` elements apart */
+void attn__from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count);
+
+/* ---- CPU features (cpu.c) ---- */
+
+enum {
+    ATTN__CPU_AVX2 = 1u << 0,   /* AVX2, FMA and F16C */
+    ATTN__CPU_AVX512 = 1u << 1, /* F, BW, DQ, VL */
+};
+
+/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512, amx: that level and those
+ * below. Read once. */
+uint32_t attn__cpu(void);
+/* Tests: replaces what attn__cpu() answers. */
+void attn__cpu_override(uint32_t features);
+/* "avx2", ... of one bit */
+const char *attn__cpu_name(uint32_t feature);
+
+/* ---- threads: OpenMP, or one where the compiler has none ---- */
+
+#ifdef _OPENMP
+#include <omp.h>
+static inline int attn__threads_max(void) { return omp_get_max_threads(); }
+static inline int attn__thread(void) { return omp_get_thread_num(); }
+#else
+static inline int attn__threads_max(void) { return 1; }
+static inline int attn__thread(void) { return 0; }
+#endif
+
+/* ---- the rest (clock.c, hash.c) ---- */
+
+double attn__now(void); /* seconds, monotonic */
+
+/* 64 bits of a stream of bytes: hash = attn__hash(hash, ...) chains; start from 0.  Not cryptographic: finds
+ * damage and accidents, not attacks. */
+uint64_t attn__hash(uint64_t hash, const void *data, size_t bytes);
+
+#endif

@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * cpu.c - which instruction sets this CPU and operating system offer, masked by ATTN_ISA.
+ *
+ * ATTN_ISA names a level; features above it are hidden, so that one machine can run the test suite once for
+ * each level.  An unknown name hides nothing.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+
+/* What the operating system saves at a context switch: without it a feature must not be used. */
+static uint64_t saved_state(void)
+{
+    uint32_t low, high;
+    __asm__ volatile("xgetbv" : "=a"(low), "=d"(high) : "c"(0));
+    return (uint64_t)high << 32 | low;
+}
+
+static uint32_t detect(void)
+{
+    enum { OSXSAVE = 1 << 27, FMA = 1 << 12, F16C = 1 << 29, YMM = 0x6, ZMM = 0xe6 };
+    uint32_t a, b, c, d, features = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & OSXSAVE) == 0) {
+        return 0;
+    }
+    bool fma = (c & FMA) != 0 && (c & F16C) != 0;
+    uint64_t saved = saved_state();
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d)) {
+        return 0;
+    }
+    if ((saved & YMM) == YMM && fma && (b & 1u << 5) != 0) {
+        features |= ATTN__CPU_AVX2;
+    }
+    uint32_t avx512 = 1u << 16 | 1u << 17 | 1u << 30 | 1u << 31; /* F, DQ, BW, VL */
+    if ((features & ATTN__CPU_AVX2) != 0 && (saved & ZMM) == ZMM && (b & avx512) == avx512) {
+        features |= ATTN__CPU_AVX512;
+    }
+    return features;
+}
+#else
+static uint32_t detect(void)
+{
+    return 0;
+}
+#endif
+
+static uint32_t allowed(void)
+{
+    static const struct {
+        const char *name;
+        uint32_t features;
+    } levels[] = {
+        {"ref", 0},
+        {"avx2", ATTN__CPU_AVX2},
+        {"avx512", ATTN__CPU_AVX2 | ATTN__CPU_AVX512},
+    };
+    const char *isa = getenv("ATTN_ISA");
+    for (size_t i = 0; isa != NULL && i < sizeof levels / sizeof levels[0]; i++) {
+        if (strcmp(isa, levels[i].name) == 0) {
+            return levels[i].features;
+        }
+    }
+    return UINT32_MAX;
+}
+
+enum { UNKNOWN = 1u << 31 };
+static atomic_uint cached = UNKNOWN;
+
+uint32_t attn__cpu(void)
+{
+    uint32_t features = atomic_load(&cached);
+    if (features == UNKNOWN) {
+        features = detect() & allowed();
+        atomic_store(&cached, features);
+    }
+    return features;
+}
+
+void attn__cpu_override(uint32_t features)
+{
+    atomic_store(&cached, features);
+}
+
+const char *attn__cpu_name(uint32_t feature)
+{
+    switch (feature) {
+    case ATTN__CPU_AVX2:
+        return "avx2";
+    case ATTN__CPU_AVX512:
+        return "avx512";
+    default:
+        return "?";
+    }
+}

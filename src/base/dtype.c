@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dtype.c - element types: names, sizes, conversions to and from fp32 in plain C.
+ *
+ * fp16 is IEEE 754 binary16, bf16 the upper half of binary32.  Rounding is to nearest, ties to even, on both
+ * ways down; subnormals are kept; a NaN stays a (quiet) NaN.
+ */
+#include <string.h>
+
+#include "base/base.h"
+
+size_t attn_dtype_size(attn_dtype dtype)
+{
+    switch (dtype) {
+    case ATTN_F32:
+        return 4;
+    case ATTN_F16:
+    case ATTN_BF16:
+        return 2;
+    }
+    return 0;
+}
+
+const char *attn_dtype_name(attn_dtype dtype)
+{
+    switch (dtype) {
+    case ATTN_F32:
+        return "f32";
+    case ATTN_F16:
+        return "f16";
+    case ATTN_BF16:
+        return "bf16";
+    }
+    return "?";
+}
+
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
+static float float_of(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
+float attn__bf16_to_f32(uint16_t half)
+{
+    return float_of((uint32_t)half << 16);
+}
+
+uint16_t attn__f32_to_bf16(float x)
+{
+    uint32_t bits = bits_of(x);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) {
+        return (uint16_t)(bits >> 16 | 0x40u); /* quiet, or rounding could make it inf */
+    }
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
+float attn__f16_to_f32(uint16_t half)
+{
+    uint32_t sign = (uint32_t)(half & 0x8000u) << 16;
+    uint32_t magnitude = half & 0x7fffu;
+    if (magnitude >= 0x7c00u) { /* inf, NaN */
+        return float_of(sign | 0x7f800000u | (magnitude & 0x3ffu) << 13);
+    }
+    if (magnitude >= 0x400u) { /* normal: exponent bias 15 to 127 */
+        return float_of(sign | ((magnitude << 13) + (112u << 23)));
+    }
+    float x = (float)magnitude * 0x1p-24f; /* subnormal or zero: exact in fp32 */
+    return float_of(sign | bits_of(x));
+}
+
+uint16_t attn__f32_to_f16(float x)
+{
+    uint32_t bits = bits_of(x);
+    uint32_t sign = bits >> 16 & 0x8000u;
+    uint32_t magnitude = bits & 0x7fffffffu;
+    if (magnitude > 0x7f800000u) {
+        return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x1ffu));
+    }
+    if (magnitude >= 0x477ff000u) { /* 65520 and more round to inf */
+        return (uint16_t)(sign | 0x7c00u);
+    }
+    if (magnitude >= 0x38800000u) { /* 2^-14 and more: normal */
+        uint32_t even = magnitude >> 13 & 1u;
+        return (uint16_t)(sign | ((magnitude - (112u << 23) + 0xfffu + even) >> 13));
+    }
+    /* Subnormal: adding 0.5 makes the FPU round at 2^-24, half's last place. */
+    return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
+}
+
+void attn__to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, int64_t count)
+{
+    if (dtype == ATTN_F32) {
+        const float *from = src;
+        for (int64_t i = 0; i < count; i++) {
+            dst[i] = from[i * stride];
+        }
+        return;
+    }
+    const uint16_t *from = src;
+    for (int64_t i = 0; i < count; i++) {
+        uint16_t half = from[i * stride];
+        dst[i] = dtype == ATTN_F16 ? attn__f16_to_f32(half) : attn__bf16_to_f32(half);
+    }
+}
+
+void attn__from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count)
+{
+    if (dtype == ATTN_F32) {
+        float *to = dst;
+        for (int64_t i = 0; i < count; i++) {
+            to[i * stride] = src[i];
+        }
+        return;
+    }
+    uint16_t *to = dst;
+    for (int64_t i = 0; i < count; i++) {
+        to[i * stride] = dtype == ATTN_F16 ? attn__f32_to_f16(src[i]) : attn__f32_to_bf16(src[i]);
+    }
+}

@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * memory.c - all heap memory of the library: aligned, counted, and made to fail on request.
+ *
+ * Each allocation carries a 64-byte head that holds its size, so that freeing can count it back and the
+ * caller's part stays on a cache line.  Counters are atomic: plans may be created by several threads.
+ */
+#include <stdatomic.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "base/base.h"
+
+enum { HEAD = 64 };
+
+static atomic_size_t bytes_now;
+static atomic_size_t bytes_peak;
+static atomic_int_least64_t fail_after = -1;
+
+static bool fails_now(void)
+{
+    int64_t left = atomic_load(&fail_after);
+    while (left >= 0) {
+        if (atomic_compare_exchange_weak(&fail_after, &left, left - 1)) {
+            return left == 0;
+        }
+    }
+    return false;
+}
+
+static void count_in(size_t bytes)
+{
+    size_t now = atomic_fetch_add(&bytes_now, bytes) + bytes;
+    size_t peak = atomic_load(&bytes_peak);
+    while (now > peak && !atomic_compare_exchange_weak(&bytes_peak, &peak, now)) {
+    }
+}
+
+void *attn__alloc(size_t bytes)
+{
+    size_t room = bytes == 0 ? HEAD : (bytes + HEAD - 1) / HEAD * HEAD;
+    char *head = NULL;
+    if (bytes <= SIZE_MAX / 2 && !fails_now()) {
+        head = aligned_alloc(HEAD, room + HEAD);
+    }
+    if (head == NULL) {
+        (void)attn__fail(ATTN_ENOMEM, "no memory for %zu bytes; use more workers or a memory limit", bytes);
+        return NULL;
+    }
+    memcpy(head, &room, sizeof room);
+    count_in(room);
+    return head + HEAD;
+}
+
+void *attn__alloc_zero(size_t bytes)
+{
+    void *memory = attn__alloc(bytes);
+    if (memory != NULL) {
+        memset(memory, 0, bytes);
+    }
+    return memory;
+}
+
+void *attn__alloc_array(int64_t count, size_t size)
+{
+    if (count < 0 || (size > 0 && (uint64_t)count > SIZE_MAX / 2 / size)) {
+        (void)attn__fail(ATTN_ENOMEM, "an array of %lld elements of %zu bytes overflows", (long long)count,
+                         size);
+        return NULL;
+    }
+    return attn__alloc((size_t)count * size);
+}
+
+char *attn__strdup(const char *text)
+{
+    size_t bytes = strlen(text) + 1;
+    char *copy = attn__alloc(bytes);
+    if (copy != NULL) {
+        memcpy(copy, text, bytes);
+    }
+    return copy;
+}
+
+void attn__free(void *memory)
+{
+    if (memory == NULL) {
+        return;
+    }
+    char *head = (char *)memory - HEAD;
+    size_t room;
+    memcpy(&room, head, sizeof room);
+    atomic_fetch_sub(&bytes_now, room);
+    free(head);
+}
+
+size_t attn__memory_now(void)
+{
+    return atomic_load(&bytes_now);
+}
+
+size_t attn__memory_peak(void)
+{
+    return atomic_load(&bytes_peak);
+}
+
+void attn__memory_fail_after(int64_t count)
+{
+    atomic_store(&fail_after, count);
+}
+
+bool attn__mul(int64_t a, int64_t b, int64_t *product)
+{
+    if (a != 0 && b > INT64_MAX / a) {
+        return false;
+    }
+    *product = a * b;
+    return true;
+}
+
+bool attn__add(int64_t a, int64_t b, int64_t *sum)
+{
+    if (a > INT64_MAX - b) {
+        return false;
+    }
+    *sum = a + b;
+    return true;
+}

@@ -1,0 +1,168 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * execute.c - one execute: the workers, at most `resident` of them at a time, then the merge.
+ *
+ * Ranks are handed out in ascending order.  One resident worker runs in the caller's thread; more run as
+ * threads, each with its part of the OpenMP threads.  Everything lives in the caller's workspace and on the
+ * stack.
+ */
+#include <string.h>
+
+#include "engine/engine.h"
+
+attn_status attn__run_event(attn__run *run, attn_event event)
+{
+    const attn_plan *plan = run->plan;
+    if (plan->event == NULL) {
+        return ATTN_OK;
+    }
+    event.size = sizeof event;
+    event.end = attn__now();
+    pthread_mutex_lock(&run->lock);
+    int stop = plan->event(plan->event_data, &event);
+    pthread_mutex_unlock(&run->lock);
+    return stop == 0 ? ATTN_OK : attn__fail(ATTN_ECANCELED, "canceled");
+}
+
+void attn__run_failed(attn__run *run, attn_status status)
+{
+    if (status == ATTN_OK) {
+        return;
+    }
+    pthread_mutex_lock(&run->lock);
+    if (run->status == ATTN_OK) {
+        run->status = status;
+        strncpy(run->text, attn_last_error(), sizeof run->text - 1);
+    }
+    pthread_cond_broadcast(&run->turned);
+    pthread_mutex_unlock(&run->lock);
+}
+
+bool attn__run_stopped(attn__run *run)
+{
+    pthread_mutex_lock(&run->lock);
+    bool stopped = run->status != ATTN_OK;
+    pthread_mutex_unlock(&run->lock);
+    return stopped;
+}
+
+/* ---- workers ---- */
+
+static void run_ranks(attn__run *run, int64_t slot)
+{
+    for (;;) {
+        int64_t rank = atomic_fetch_add(&run->next_rank, 1);
+        if (rank >= run->plan->layout.workers || attn__run_stopped(run)) {
+            return;
+        }
+        attn__run_failed(run, attn__worker(run, rank, slot));
+    }
+}
+
+typedef struct resident {
+    attn__run *run;
+    int64_t slot;
+    pthread_t thread;
+} resident;
+
+static void *run_resident(void *data)
+{
+    resident *r = data;
+    run_ranks(r->run, r->slot);
+    return NULL;
+}
+
+/* Slot 0 is the caller's thread.  The residents' own records are at the start of the workspace. */
+static void run_workers(attn__run *run, resident *residents)
+{
+    int64_t started = 1;
+    for (; started < run->plan->resident; started++) {
+        resident *r = &residents[started];
+        *r = (resident){.run = run, .slot = started};
+        if (pthread_create(&r->thread, NULL, run_resident, r) != 0) {
+            attn__run_failed(run,
+                             attn__fail(ATTN_ENOMEM, "no thread for resident worker %lld of %lld; use fewer",
+                                        (long long)started + 1, (long long)run->plan->resident));
+            break;
+        }
+    }
+    run_ranks(run, 0);
+    for (int64_t i = 1; i < started; i++) {
+        pthread_join(residents[i].thread, NULL);
+    }
+}
+
+int64_t attn__resident_space(int64_t residents)
+{
+    return attn__ceil_div(residents * (int64_t)sizeof(resident), 64) * 64;
+}
+
+/* ---- execute ---- */
+
+static void place(attn__run *run, void *workspace)
+{
+    const attn__space *s = &run->plan->space;
+    uintptr_t start = ((uintptr_t)workspace + 63) / 64 * 64;
+    run->residents = (char *)workspace + (start - (uintptr_t)workspace);
+    run->workspace = run->residents + attn__resident_space(run->plan->resident);
+    run->tiler = run->workspace + run->plan->resident * s->worker;
+}
+
+static attn_status execute(attn__run *run)
+{
+    const attn_plan *plan = run->plan;
+    if (plan->spooled) {
+        ATTN__TRY(attn__spool_open(run));
+    }
+    attn__tiler_begin(run);
+    attn_comm comm = attn__local_comm(&run->local, 0, plan->layout.workers);
+    ATTN__TRY(comm.ops->agree(&comm, plan->fingerprint));
+    run_workers(run, (resident *)(void *)run->residents);
+    if (run->status != ATTN_OK) {
+        return attn__fail(run->status, "%s", run->text);
+    }
+    return attn__tiler_finish(run);
+}
+
+attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace)
+{
+    attn__run run = {.plan = plan, .spool_folder = -1, .spool_lock = -1};
+    if (plan == NULL || workspace == NULL) {
+        return attn__fail(ATTN_EINVAL,
+                          "attn_execute needs a plan and attn_plan_workspace() bytes of workspace");
+    }
+    ATTN__TRY(attn__io_open(&run.io, &plan->problem, io));
+    if (plan->in_memory && io->source != NULL) {
+        return attn__fail(ATTN_EINVAL,
+                          "the plan was made for tensors in memory (options.in_memory), not for a source");
+    }
+    run.local = (attn__local){.source = &run.io.source, .deliver = attn__tiler_deliver, .data = &run};
+    if (pthread_mutex_init(&run.lock, NULL) != 0) {
+        return attn__fail(ATTN_ENOMEM, "no mutex");
+    }
+    if (pthread_cond_init(&run.turned, NULL) != 0) {
+        pthread_mutex_destroy(&run.lock);
+        return attn__fail(ATTN_ENOMEM, "no condition variable");
+    }
+    place(&run, workspace);
+    attn_status status = execute(&run);
+    attn__spool_close(&run);
+    pthread_cond_destroy(&run.turned);
+    pthread_mutex_destroy(&run.lock);
+    return status;
+}
+
+attn_status attn_forward(const attn_problem *problem, const attn_io *io, const attn_options *options)
+{
+    attn_options o = options != NULL ? *options : ATTN_INIT(attn_options);
+    attn_plan *plan;
+    if (io != NULL && io->size == sizeof *io && io->source == NULL) {
+        o.in_memory = 1;
+    }
+    ATTN__TRY(attn_plan_create(&plan, problem, &o));
+    void *workspace = attn__alloc(attn_plan_workspace(plan));
+    attn_status status = workspace != NULL ? attn_execute(plan, io, workspace) : ATTN_ENOMEM;
+    attn__free(workspace);
+    attn_plan_destroy(plan);
+    return status;
+}

@@ -1,0 +1,119 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * io.c - tensors in memory, seen as a source and a sink, so that the engine knows only one kind of each.
+ *
+ * A tensor that the plan reads in place (in_memory) does not pass through here: the worker hands its strides
+ * to the kernel.
+ */
+#include <string.h>
+
+#include "engine/engine.h"
+
+void attn__tensor_strides(attn_tensor *tensor, int64_t heads, int64_t tokens, int64_t dim)
+{
+    int64_t *s = tensor->stride;
+    if (s[0] == 0 && s[1] == 0 && s[2] == 0 && s[3] == 0) {
+        s[3] = 1;
+        s[2] = dim;
+        s[1] = dim * tokens;
+        s[0] = dim * tokens * heads;
+    }
+}
+
+/* Copies `dim` elements of 2 or 4 bytes, `stride` elements apart. */
+static void copy_row(void *dst, const void *src, size_t element, int64_t stride, int64_t dim)
+{
+    if (stride == 1) {
+        memcpy(dst, src, (size_t)dim * element);
+        return;
+    }
+    for (int64_t c = 0; c < dim; c++) {
+        memcpy((char *)dst + (size_t)c * element, (const char *)src + c * stride * (int64_t)element, element);
+    }
+}
+
+static attn_status read_tensor(void *data, attn_operand operand, int64_t batch, int64_t first, int64_t count,
+                               void *dst, int64_t head_stride)
+{
+    const attn__memory_io *memory = data;
+    const attn_tensor *t = &memory->in[operand];
+    const attn_problem *p = memory->problem;
+    int64_t element = (int64_t)attn_dtype_size(p->dtype), dim = attn__dim(p, operand);
+    for (int64_t h = 0; h < attn__heads(p, operand); h++) {
+        for (int64_t i = 0; i < count; i++) {
+            int64_t from = batch * t->stride[0] + h * t->stride[1] + (first + i) * t->stride[2];
+            copy_row((char *)dst + (h * head_stride + i * dim) * element,
+                     (const char *)t->data + from * element, (size_t)element, t->stride[3], dim);
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status write_tensor(void *data, int64_t batch, int64_t head, int64_t first, int64_t count,
+                                const float *o, int64_t o_stride, const float *lse)
+{
+    const attn__memory_io *memory = data;
+    const attn_problem *p = memory->problem;
+    int64_t element = (int64_t)attn_dtype_size(p->dtype_out);
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t *s = memory->o.stride;
+        int64_t to = batch * s[0] + head * s[1] + (first + i) * s[2];
+        attn__from_f32((char *)memory->o.data + to * element, p->dtype_out, s[3], o + i * o_stride, p->dim_v);
+        if (memory->lse.data != NULL) {
+            s = memory->lse.stride;
+            ((float *)memory->lse.data)[batch * s[0] + head * s[1] + (first + i) * s[2]] = lse[i];
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_inputs(const attn_io *io)
+{
+    if (io->source == NULL && (io->q.data == NULL || io->k.data == NULL || io->v.data == NULL)) {
+        return attn__fail(ATTN_EINVAL, "attn_io: give q, k and v as tensors, or a source");
+    }
+    if (io->source != NULL && (io->source->size != sizeof(attn_source) || io->source->read == NULL)) {
+        return attn__fail(ATTN_EINVAL, "attn_source: set its size field and read");
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_outputs(const attn_io *io)
+{
+    if (io->sink == NULL && io->o.data == NULL) {
+        return attn__fail(ATTN_EINVAL, "attn_io: give o as a tensor, or a sink");
+    }
+    if (io->sink != NULL && (io->sink->size != sizeof(attn_sink) || io->sink->write == NULL)) {
+        return attn__fail(ATTN_EINVAL, "attn_sink: set its size field and write");
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__io_inputs(attn__memory_io *memory, const attn_problem *problem, const attn_io *io)
+{
+    if (io == NULL || io->size != sizeof *io) {
+        return attn__fail(ATTN_EINVAL, "attn_io: set its size field to sizeof(attn_io)");
+    }
+    ATTN__TRY(check_inputs(io));
+    *memory = (attn__memory_io){.problem = problem, .in = {io->q, io->k, io->v}};
+    for (int x = ATTN_Q; x <= ATTN_V; x++) {
+        attn_operand operand = (attn_operand)x;
+        attn__tensor_strides(&memory->in[x], attn__heads(problem, operand), attn__tokens(problem, operand),
+                             attn__dim(problem, operand));
+    }
+    memory->source =
+        io->source != NULL ? *io->source : (attn_source){sizeof(attn_source), memory, read_tensor};
+    return ATTN_OK;
+}
+
+attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, const attn_io *io)
+{
+    ATTN__TRY(attn__io_inputs(memory, problem, io));
+    ATTN__TRY(check_outputs(io));
+    memory->o = io->o;
+    memory->lse = io->lse;
+    attn__tensor_strides(&memory->o, problem->heads_q, problem->tokens_q, problem->dim_v);
+    attn__tensor_strides(&memory->lse, problem->heads_q, problem->tokens_q, 1);
+    memory->sink = io->sink != NULL ? *io->sink : (attn_sink){sizeof(attn_sink), memory, write_tensor};
+    return ATTN_OK;
+}

@@ -1,0 +1,341 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * scheduler.c - problem and options to plan: the kernel, W, the quorum, who computes at once, and every byte
+ * of workspace.  All that execute would have to decide or allocate is settled here; no data is touched.
+ *
+ * With a memory limit and no W, the smallest W whose workspace fits is taken: each W is only counted, by
+ * attn__space(), from the size of its interest set.
+ */
+#include <limits.h>
+#include <string.h>
+
+#include "engine/engine.h"
+
+/* The largest W that a memory limit is answered with: beyond it tasks are too small to be worth their files.
+ */
+enum { SEARCH_MAX = 4096 };
+
+/* No machine has this much memory, and sums of a few such sizes stay below 2^63. */
+#define SPACE_MAX (INT64_C(1) << 56)
+
+/* ---- memory ---- */
+
+/* One kernel thread: its scratch, the spans of one call, a tile of o and lse where they cannot go to their
+ * place. */
+static int64_t thread_space(const attn_plan *plan, int64_t size_kv)
+{
+    int64_t tile = plan->tile_q * (plan->problem.dim_v + 1) * (int64_t)sizeof(float);
+    return attn__aligned((int64_t)plan->kernel->scratch(&plan->shape)) +
+           attn__aligned(size_kv * (int64_t)sizeof(attn__span)) + attn__aligned(plan->direct ? tile : 0);
+}
+
+/* Lays out the workspace for W workers whose quorums hold size_q and size_kv groups. */
+static attn__space space_of(const attn_plan *plan, int64_t workers, int64_t size_q, int64_t size_kv)
+{
+    const attn_problem *p = &plan->problem;
+    attn__bytes bytes = attn__problem_bytes(p);
+    attn__space s = {0};
+    s.q_rows = attn__ceil_div(p->tokens_q, workers);
+    s.kv_rows = attn__min(p->tokens_kv, size_kv * attn__ceil_div(p->tokens_kv, workers));
+    if (!plan->in_memory) {
+        s.gather = attn__aligned(s.kv_rows * bytes.k) + attn__aligned(s.kv_rows * bytes.v) +
+                   attn__aligned(s.q_rows * bytes.q);
+    }
+    if (!plan->direct) {
+        s.partial = attn__aligned(s.q_rows * bytes.o);
+    }
+    s.lists = attn__aligned(2 * workers * (int64_t)sizeof(attn_pair)) +
+              attn__aligned((size_q + 2 * size_kv) * (int64_t)sizeof(int64_t));
+    s.thread = thread_space(plan, size_kv);
+    s.tiler = attn__tiler_space(plan, workers, size_q);
+    s.worker = s.gather + s.partial + s.lists + plan->threads * s.thread;
+    bool huge = (double)plan->resident * (double)s.worker + (double)s.tiler > (double)SPACE_MAX;
+    s.total =
+        huge ? INT64_MAX : 64 + attn__resident_space(plan->resident) + plan->resident * s.worker + s.tiler;
+    return s;
+}
+
+/* ---- W ---- */
+
+/* The kernel's row and scratch depend on the largest task. */
+static attn_status choose_kernel(attn_plan *plan, int64_t workers, int64_t size_kv, const char *name)
+{
+    const attn_problem *p = &plan->problem;
+    plan->shape = (attn__shape){
+        .dtype = p->dtype,
+        .dim_qk = p->dim_qk,
+        .dim_v = p->dim_v,
+        .rows = attn__ceil_div(p->tokens_q, workers),
+        .keys = attn__min(p->tokens_kv, size_kv * attn__ceil_div(p->tokens_kv, workers)),
+    };
+    ATTN__TRY(attn__kernel_choose(&plan->kernel, &plan->shape, name));
+    plan->tile_q = attn__max(1, plan->kernel->tile_q(&plan->shape));
+    if (plan->kernel->scratch(&plan->shape) > SPACE_MAX >> 8) {
+        return attn__fail(ATTN_ELIMIT,
+                          "the %s kernel's scratch overflows; use more workers or another kernel",
+                          plan->kernel->name);
+    }
+    return ATTN_OK;
+}
+
+static void share_threads(attn_plan *plan, const attn_options *options, int64_t workers)
+{
+    int threads = options->threads > 0 ? options->threads : attn__threads_max();
+    plan->resident = attn__min(attn__max(options->resident, 1), workers);
+    plan->threads = (int)attn__max(1, threads / plan->resident);
+}
+
+/* Everything that W and the quorum's sizes decide. */
+static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t workers, int64_t size_q,
+                           int64_t size_kv)
+{
+    plan->layout.workers = workers;
+    plan->direct = workers == 1 && !plan->spooled;
+    share_threads(plan, options, workers);
+    ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
+    plan->space = space_of(plan, workers, size_q, size_kv);
+    return ATTN_OK;
+}
+
+static bool fits(const attn_plan *plan, int64_t limit)
+{
+    return plan->space.total <= (limit == 0 ? SPACE_MAX : limit);
+}
+
+static attn_status over_limit(const attn_plan *plan, int64_t limit)
+{
+    return attn__fail(
+        ATTN_ELIMIT,
+        "W = %lld needs %lld bytes of workspace, the limit leaves %lld; use more workers, fewer resident "
+        "ones, a spool folder, or a larger limit",
+        (long long)plan->layout.workers, (long long)plan->space.total, (long long)limit);
+}
+
+/* Smallest W within the limit; leaves the plan sized up for it. */
+static attn_status search_workers(attn_plan *plan, const attn_options *options)
+{
+    int64_t most = attn__min(SEARCH_MAX, attn__max(plan->problem.tokens_q, plan->problem.tokens_kv));
+    int64_t least_bytes = INT64_MAX, least_workers = 1;
+    for (int64_t w = 1; w <= most; w++) {
+        attn__cover cover;
+        ATTN__TRY(attn__cover_best(&cover, w));
+        int64_t k = cover.size;
+        attn__cover_free(&cover);
+        attn_status status = size_up(plan, options, w, k, k);
+        if (status != ATTN_OK && status != ATTN_ELIMIT) {
+            return status;
+        }
+        if (status == ATTN_OK && fits(plan, options->memory_limit)) {
+            return ATTN_OK;
+        }
+        if (plan->space.total < least_bytes) {
+            least_bytes = plan->space.total;
+            least_workers = w;
+        }
+    }
+    return attn__fail(
+        ATTN_ELIMIT,
+        "no number of workers fits into %lld bytes of workspace; the least is %lld bytes with W = %lld%s",
+        (long long)options->memory_limit, (long long)least_bytes, (long long)least_workers,
+        plan->spooled ? "" : "; with a spool folder it is less");
+}
+
+/* ---- quorums ---- */
+
+static attn_status build_cyclic(attn_plan *plan, const attn_options *options)
+{
+    int64_t workers = plan->layout.workers;
+    if (options->interest_set != NULL) {
+        ATTN__TRY(attn__cover_user(&plan->cover, workers, options->interest_set, options->interest_size));
+    } else {
+        ATTN__TRY(attn__cover_best(&plan->cover, workers));
+        if (!options->classic) {
+            ATTN__TRY(attn__cover_fit(&plan->cover, plan->problem.tokens_q));
+        }
+    }
+    return ATTN_OK;
+}
+
+static attn_status build_schedule(attn_plan *plan, int64_t rectangle)
+{
+    if (plan->quorum == ATTN_QUORUM_CYCLIC) {
+        return attn__schedule_cyclic(&plan->schedule, &plan->layout, &plan->cover);
+    }
+    attn__bytes bytes = attn__problem_bytes(&plan->problem);
+    int64_t a = rectangle > 0 ? rectangle : attn__rectangle_best(&plan->layout, &bytes);
+    return attn__schedule_rectangular(&plan->schedule, &plan->layout, a);
+}
+
+static attn_status copy_sets(attn_plan *plan)
+{
+    const int64_t *a, *b;
+    attn__schedule_sets(plan->schedule, &a, &plan->set_q_size, &b, &plan->set_kv_size);
+    plan->sets = attn__alloc_array(plan->set_q_size + plan->set_kv_size, sizeof *plan->sets);
+    if (plan->sets == NULL) {
+        return ATTN_ENOMEM;
+    }
+    memcpy(plan->sets, a, (size_t)plan->set_q_size * sizeof *a);
+    memcpy(plan->sets + plan->set_q_size, b, (size_t)plan->set_kv_size * sizeof *b);
+    return ATTN_OK;
+}
+
+static attn_status build(attn_plan *plan, const attn_options *options, attn_quorum quorum)
+{
+    plan->quorum = quorum;
+    ATTN__TRY(build_schedule(plan, options->rectangle));
+    ATTN__TRY(copy_sets(plan));
+    ATTN__TRY(size_up(plan, options, plan->layout.workers, plan->set_q_size, plan->set_kv_size));
+    return fits(plan, options->memory_limit) ? ATTN_OK : over_limit(plan, options->memory_limit);
+}
+
+static void unbuild(attn_plan *plan)
+{
+    attn__schedule_free(plan->schedule);
+    attn__free(plan->sets);
+    plan->schedule = NULL;
+    plan->sets = NULL;
+}
+
+/* AUTO: the kind of quorum whose largest worker receives and sends the fewest bytes, of those that fit and
+ * whose load is within a tenth of even (a contiguous rectangle of a causal mask is not). */
+static attn_status build_auto(attn_plan *plan, const attn_options *options)
+{
+    const double even = 1.1;
+    double best_bytes = 0;
+    attn_quorum best = ATTN_QUORUM_AUTO;
+    for (int64_t i = 0; i < 2; i++) {
+        attn_cost cost = ATTN_INIT(attn_cost);
+        attn_quorum quorum = i == 0 ? ATTN_QUORUM_CYCLIC : ATTN_QUORUM_RECTANGULAR;
+        attn_status status = build(plan, options, quorum);
+        if (status == ATTN_OK) {
+            status = attn_plan_cost(plan, i, &cost);
+        }
+        unbuild(plan);
+        if (status != ATTN_OK && status != ATTN_ELIMIT) {
+            return status;
+        }
+        double bytes = cost.in_max + cost.out_max;
+        bool legal = status == ATTN_OK && (cost.balance <= even || i == 0);
+        if (legal && (best == ATTN_QUORUM_AUTO || bytes < best_bytes)) {
+            best = quorum;
+            best_bytes = bytes;
+        }
+    }
+    return build(plan, options, best == ATTN_QUORUM_AUTO ? ATTN_QUORUM_CYCLIC : best);
+}
+
+/* ---- options ---- */
+
+static attn_status check_options(const attn_options *o, const attn_problem *p)
+{
+    if (o->size != sizeof *o) {
+        return attn__fail(ATTN_EINVAL, "attn_options: set its size field to sizeof(attn_options)");
+    }
+    if (o->workers < 0 || o->resident < 0 || o->memory_limit < 0 || o->threads < 0 || o->rectangle < 0) {
+        return attn__fail(ATTN_EINVAL,
+                          "workers, resident, threads, rectangle and the memory limit cannot be negative");
+    }
+    if (o->workers > INT64_C(1) << 31) {
+        return attn__fail(ATTN_EINVAL, "workers is %lld; at most 2^31", (long long)o->workers);
+    }
+    if ((unsigned)o->quorum > ATTN_QUORUM_AUTO) {
+        return attn__fail(ATTN_EINVAL, "quorum %d is unknown; use cyclic, rectangular or auto",
+                          (int)o->quorum);
+    }
+    if (o->interest_set != NULL && (o->interest_size < 1 || o->workers == 0)) {
+        return attn__fail(ATTN_EINVAL, "an interest set belongs to a number of workers: give both");
+    }
+    if (o->interest_set != NULL && o->quorum != ATTN_QUORUM_CYCLIC) {
+        return attn__fail(ATTN_EINVAL, "an interest set makes a cyclic quorum; leave out the other kind");
+    }
+    if (o->classic && (o->quorum != ATTN_QUORUM_CYCLIC)) {
+        return attn__fail(ATTN_EINVAL, "the classic rules are those of a cyclic quorum");
+    }
+    if (o->rectangle > attn__max(o->workers, 1) && o->rectangle > p->tokens_q) {
+        return attn__fail(ATTN_EINVAL, "rectangle %lld has more query groups than there are",
+                          (long long)o->rectangle);
+    }
+    return ATTN_OK;
+}
+
+static attn_status settle(attn_plan *plan, const attn_options *options)
+{
+    const attn_problem *p = &plan->problem;
+    plan->layout = (attn__layout){
+        .workers = attn__max(options->workers, 1),
+        .tokens_q = p->tokens_q,
+        .tokens_kv = p->tokens_kv,
+        .band = plan->band,
+        .classic = options->classic != 0,
+    };
+    if (options->workers == 0 && options->memory_limit > 0) {
+        ATTN__TRY(search_workers(plan, options));
+    }
+    ATTN__TRY(build_cyclic(plan, options));
+    if (options->quorum == ATTN_QUORUM_AUTO) {
+        return build_auto(plan, options);
+    }
+    return build(plan, options, options->quorum);
+}
+
+static attn_status name_spool(attn_plan *plan, const attn_options *options)
+{
+    if (options->spool != NULL) {
+        plan->spool = attn__strdup(options->spool);
+        if (plan->spool == NULL) {
+            return ATTN_ENOMEM;
+        }
+    }
+    plan->manifest = attn__spool_manifest(plan, options->spool_key != NULL ? options->spool_key : "");
+    if (plan->manifest == NULL) {
+        return ATTN_ENOMEM;
+    }
+    plan->fingerprint = attn__hash(0, plan->manifest, strlen(plan->manifest));
+    return ATTN_OK;
+}
+
+static attn_status create(attn_plan *plan, const attn_problem *problem, const attn_options *options)
+{
+    if (problem == NULL) {
+        return attn__fail(ATTN_EINVAL, "attn_plan_create needs a problem");
+    }
+    plan->problem = *problem;
+    ATTN__TRY(attn_problem_check(&plan->problem));
+    ATTN__TRY(check_options(options, &plan->problem));
+    plan->band = attn__problem_band(&plan->problem);
+    plan->in_memory = options->in_memory != 0;
+    plan->spooled = options->spool != NULL;
+    plan->event = options->event;
+    plan->event_data = options->event_data;
+    ATTN__TRY(settle(plan, options));
+    return name_spool(plan, options);
+}
+
+attn_status attn_plan_create(attn_plan **plan, const attn_problem *problem, const attn_options *options)
+{
+    const attn_options defaults = ATTN_INIT(attn_options);
+    if (plan == NULL) {
+        return attn__fail(ATTN_EINVAL, "attn_plan_create needs a place for the plan");
+    }
+    *plan = attn__alloc_zero(sizeof **plan);
+    if (*plan == NULL) {
+        return ATTN_ENOMEM;
+    }
+    attn_status status = create(*plan, problem, options != NULL ? options : &defaults);
+    if (status != ATTN_OK) {
+        attn_plan_destroy(*plan);
+        *plan = NULL;
+    }
+    return status;
+}
+
+void attn_plan_destroy(attn_plan *plan)
+{
+    if (plan != NULL) {
+        unbuild(plan);
+        attn__cover_free(&plan->cover);
+        attn__free(plan->spool);
+        attn__free(plan->manifest);
+        attn__free(plan);
+    }
+}

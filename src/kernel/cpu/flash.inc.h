@@ -1,0 +1,400 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash.inc.h - exact attention of one query block in one pass over the keys, written once for every
+ * instruction set.
+ *
+ * METHOD.  Tiles of keys, a running maximum and a running sum per query (Milakov & Gimelshein, arXiv
+ * 1805.02867; Dao et al., arXiv 2205.14135), no score matrix.  Everything is computed transposed, queries
+ * along the vector lanes, so that no step works across lanes and neither K nor V needs packing:
+ *
+ *     Q^T   packed once per call, scale * log2(e) folded in; PANEL = 2 vectors of queries side by side
+ *     for each tile of keys, for each panel:
+ *         S^T[key][query]  = K[key][.] Q^T        K elements broadcast from where they lie
+ *         max, P = exp2(S - max), sum             vertical, in place
+ *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
+ *
+ * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
+ * query sees pay for the mask.
+ *
+ * NaN.  vec_max ignores a NaN score, so the maximum stays a number and the NaN goes into P, sum and O of its
+ * own lane.  A masked score is replaced, not multiplied.  A masked value meets P = 0, and 0 * NaN would leak:
+ * rows of V that some query of the panel must not see are checked first, and non-finite ones are added lane
+ * by lane under the mask.
+ *
+ * COST.  2 * d_qk + 2 * d_v FLOPs in FMAs for each (key, query), and about 14 vector operations for exp2 and
+ * the softmax; 1 load for 1.5 FMAs or better.  See docs/perf/cpu.md.
+ *
+ * PARAMETERS.  FLASH_NAME, FLASH_SUMMARY, FLASH_NEEDS, FLASH_ROW, FLASH_PROBE: the row that this inclusion
+ * defines.  Before it, a vec_<isa>.h gives the vocabulary: vec, vec_mask, VEC_LANES, VEC_ROWS (accumulator
+ * rows of a micro-kernel: 6 with 16 registers, 12 with 32), VEC_INLINE and
+ *
+ *     vec_set vec_load vec_store vec_add vec_sub vec_mul vec_fma    what they say, any alignment
+ *     vec_max(a, b)          the greater; b where a is NaN
+ *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent)
+ *     vec_less vec_select vec_between    masks
+ *     vec_widen              fp16 or bf16 to fp32
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernel/cpu/micro.inc.h"
+
+enum {
+    TILE_Q = 128,             /* queries of a call, at most */
+    TILE_K = 192,             /* keys of a tile, at most */
+    SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
+    KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
+    QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
+    SCRATCH_ALIGN = 64 / 4,   /* floats */
+};
+
+/* ---- one call ------------------------------------------------------------------------------------ */
+
+typedef struct flash_state {
+    const attn__block *block;
+    int64_t panels;
+    int64_t tile_k;
+    float *qt;        /* [panel][dim_qk][PANEL] */
+    float *ot;        /* [panel][dim_v][PANEL] */
+    float *max, *sum; /* [panel][PANEL] */
+    float *p;         /* [tile_k][PANEL] S^T, then P^T */
+    float *k, *v;     /* a tile widened or gathered to dense fp32; also a row of q */
+} flash_state;
+
+/* Keys and values as the micro-kernels want them: fp32, dims dense. */
+typedef struct flash_tile {
+    int64_t first, count;
+    const float *k, *v;
+    int64_t k_token, v_token;
+} flash_tile;
+
+static int64_t keys_of_tile(int64_t dim_qk, int64_t dim_v)
+{
+    int64_t keys = attn__min(TILE_K, SCORE_FLOATS / PANEL);
+    keys = attn__min(keys, KEY_FLOATS / (dim_qk + dim_v));
+    return keys / VEC_ROWS * VEC_ROWS;
+}
+
+/* Takes `floats` from the scratch at *used; a NULL scratch only counts. */
+static float *take(float *scratch, size_t *used, int64_t floats)
+{
+    float *taken = scratch == NULL ? NULL : scratch + *used;
+    *used += (size_t)(attn__ceil_div(floats, SCRATCH_ALIGN) * SCRATCH_ALIGN);
+    return taken;
+}
+
+/* Lays the scratch out; returns its floats. */
+static size_t lay_out(flash_state *state, float *scratch, int64_t rows, int64_t dim_qk, int64_t dim_v)
+{
+    size_t used = 0;
+    state->panels = attn__ceil_div(rows, PANEL);
+    state->tile_k = keys_of_tile(dim_qk, dim_v);
+    int64_t lanes = state->panels * PANEL;
+    state->qt = take(scratch, &used, lanes * dim_qk);
+    state->ot = take(scratch, &used, lanes * dim_v);
+    state->max = take(scratch, &used, lanes);
+    state->sum = take(scratch, &used, lanes);
+    state->p = take(scratch, &used, state->tile_k * PANEL);
+    state->k = take(scratch, &used, state->tile_k * dim_qk);
+    state->v = take(scratch, &used, state->tile_k * dim_v);
+    return used;
+}
+
+/* count elements, `stride` apart, from element `offset` of src on, to dense fp32 */
+static void widen(float *dst, const void *src, int64_t offset, attn_dtype dtype, int64_t stride,
+                  int64_t count)
+{
+    const void *from = attn__element(src, dtype, offset);
+    if (dtype != ATTN_F32 && stride == 1) {
+        vec_widen(dst, from, dtype == ATTN_BF16, count);
+    } else {
+        attn__to_f32(dst, from, dtype, stride, count);
+    }
+}
+
+/* Q^T of all panels, times scale * log2(e) so that exp2 takes the scores as they are; unused lanes are 0. */
+static void pack_queries(const flash_state *state)
+{
+    const attn__block *block = state->block;
+    const float factor = (float)((double)block->scale * 1.44269504088896340736);
+    for (int64_t lane = 0; lane < state->panels * PANEL; lane++) {
+        float *to = state->qt + lane / PANEL * block->dim_qk * PANEL + lane % PANEL;
+        bool real = lane < block->count;
+        if (real) {
+            widen(state->k, block->q, lane * block->q_token, block->dtype, block->q_dim, block->dim_qk);
+        }
+        for (int64_t d = 0; d < block->dim_qk; d++) {
+            to[d * PANEL] = real ? state->k[d] * factor : 0.0f;
+        }
+    }
+}
+
+/* Keys first .. first + count of span, where they lie if the micro-kernels can read them there. */
+static flash_tile load_tile(const flash_state *state, const attn__span *span, int64_t first, int64_t count)
+{
+    const attn__block *block = state->block;
+    int64_t skip = first - span->first;
+    flash_tile tile = {first, count, state->k, state->v, block->dim_qk, block->dim_v};
+    bool fp32 = block->dtype == ATTN_F32;
+    if (fp32 && (span->k_dim == 1 || block->dim_qk == 1)) {
+        tile.k = (const float *)span->k + skip * span->k_token;
+        tile.k_token = span->k_token;
+    }
+    if (fp32 && (span->v_dim == 1 || block->dim_v == 1)) {
+        tile.v = (const float *)span->v + skip * span->v_token;
+        tile.v_token = span->v_token;
+    }
+    for (int64_t j = 0; j < count && tile.k == state->k; j++) {
+        widen(state->k + j * block->dim_qk, span->k, (skip + j) * span->k_token, block->dtype, span->k_dim,
+              block->dim_qk);
+    }
+    for (int64_t j = 0; j < count && tile.v == state->v; j++) {
+        widen(state->v + j * block->dim_v, span->v, (skip + j) * span->v_token, block->dtype, span->v_dim,
+              block->dim_v);
+    }
+    return tile;
+}
+
+/* ---- one panel against one tile ------------------------------------------------------------------ */
+
+/* The mask along one panel's lanes. */
+typedef struct flash_band {
+    int64_t row; /* position of lane 0 */
+    int64_t lo, hi;
+} flash_band;
+
+/* Lanes from `lane` on that see the key at `position`: lo <= position - row <= hi. */
+static vec_mask visible(const flash_band *band, int64_t position, int64_t lane)
+{
+    int64_t first = position - band->hi - band->row - lane;
+    int64_t last = position - band->lo - band->row - lane + 1;
+    return vec_between((int32_t)attn__min(attn__max(first, 0), VEC_LANES),
+                       (int32_t)attn__min(attn__max(last, 0), VEC_LANES));
+}
+
+/* Scores of keys that not every lane sees: -inf where the lane does not. */
+static void mask_scores(float *s, const flash_band *band, int64_t position, int64_t count)
+{
+    const vec never = vec_set(-INFINITY);
+    for (int64_t j = 0; j < count; j++) {
+        for (int64_t lane = 0; lane < PANEL; lane += VEC_LANES) {
+            float *at = s + j * PANEL + lane;
+            vec_store(at, vec_select(visible(band, position + j, lane), vec_load(at), never));
+        }
+    }
+}
+
+/*
+ * s becomes exp2(s - max), max and sum move on, fade gets what older sums shrink by.  A lane without a score
+ * yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
+ */
+static void softmax_panel(float *s, int64_t count, float *max, float *sum, float *fade)
+{
+    const vec none = vec_set(-INFINITY), zero = vec_set(0.0f);
+    vec old0 = vec_load(max), old1 = vec_load(max + VEC_LANES);
+    vec max0 = old0, max1 = old1;
+    vec odd0 = old0, odd1 = old1; /* a second pair of chains hides the latency of the maximum */
+    for (int64_t j = 0; j < count / 2; j++) {
+        const float *at = s + 2 * j * PANEL;
+        max0 = vec_max(vec_load(at), max0);
+        max1 = vec_max(vec_load(at + VEC_LANES), max1);
+        odd0 = vec_max(vec_load(at + PANEL), odd0);
+        odd1 = vec_max(vec_load(at + PANEL + VEC_LANES), odd1);
+    }
+    if (count % 2 != 0) {
+        const float *at = s + (count - 1) * PANEL;
+        odd0 = vec_max(vec_load(at), odd0);
+        odd1 = vec_max(vec_load(at + VEC_LANES), odd1);
+    }
+    max0 = vec_max(odd0, max0);
+    max1 = vec_max(odd1, max1);
+    vec_store(max, max0);
+    vec_store(max + VEC_LANES, max1);
+
+    vec less0 = vec_select(vec_less(none, max0), max0, zero);
+    vec less1 = vec_select(vec_less(none, max1), max1, zero);
+    vec fade0 = flash_exp2(vec_sub(old0, less0)), fade1 = flash_exp2(vec_sub(old1, less1));
+    vec sum0 = vec_mul(vec_load(sum), fade0), sum1 = vec_mul(vec_load(sum + VEC_LANES), fade1);
+    for (int64_t j = 0; j < count; j++) {
+        vec p0 = flash_exp2(vec_sub(vec_load(s + j * PANEL), less0));
+        vec p1 = flash_exp2(vec_sub(vec_load(s + j * PANEL + VEC_LANES), less1));
+        vec_store(s + j * PANEL, p0);
+        vec_store(s + j * PANEL + VEC_LANES, p1);
+        sum0 = vec_add(sum0, p0);
+        sum1 = vec_add(sum1, p1);
+    }
+    vec_store(fade, fade0);
+    vec_store(fade + VEC_LANES, fade1);
+    vec_store(sum, sum0);
+    vec_store(sum + VEC_LANES, sum1);
+}
+
+/* Whether all of v[dim] is finite: x * 0 is 0 then, and NaN otherwise. */
+static bool all_finite(const float *v, int64_t dim)
+{
+    float lanes[VEC_LANES], rest = 0.0f;
+    vec acc = vec_set(0.0f);
+    int64_t d = 0;
+    for (; d + VEC_LANES <= dim; d += VEC_LANES) {
+        acc = vec_fma(vec_load(v + d), vec_set(0.0f), acc);
+    }
+    for (; d < dim; d++) {
+        rest += v[d] * 0.0f;
+    }
+    vec_store(lanes, acc);
+    for (int i = 0; i < VEC_LANES; i++) {
+        rest += lanes[i];
+    }
+    return rest == 0.0f;
+}
+
+/* O^T takes in one key under the mask: lanes that do not see it are left alone, whatever v holds. */
+static void value_masked(float *ot, const flash_band *band, int64_t position, const float *v, int64_t dim,
+                         const float *p)
+{
+    for (int64_t lane = 0; lane < PANEL; lane += VEC_LANES) {
+        vec_mask seen = visible(band, position, lane);
+        vec weight = vec_load(p + lane);
+        for (int64_t d = 0; d < dim; d++) {
+            float *at = ot + d * PANEL + lane;
+            vec old = vec_load(at);
+            vec_store(at, vec_select(seen, vec_fma(vec_set(v[d]), weight, old), old));
+        }
+    }
+}
+
+/*
+ * O^T takes in `count` keys from `position` on, of which [whole_first, whole_last) are seen by every lane.
+ * The others are cut out and added under the mask if their values are not finite.
+ */
+static void add_values(const flash_state *state, float *ot, float *fade, const flash_band *band,
+                       const flash_tile *tile, int64_t from, int64_t to, int64_t whole_from, int64_t whole_to)
+{
+    const int64_t dim = state->block->dim_v, token = tile->v_token;
+    int64_t start = from;
+    for (int64_t j = from; j < to; j++) {
+        if (j == whole_from) {
+            j = whole_to; /* no need to look */
+        }
+        if (j >= to || all_finite(tile->v + j * token, dim)) {
+            continue;
+        }
+        value_panel(ot, fade, tile->v + start * token, token, dim, state->p + (start - from) * PANEL,
+                    j - start);
+        value_masked(ot, band, tile->first + j, tile->v + j * token, dim, state->p + (j - from) * PANEL);
+        for (int i = 0; i < PANEL; i++) {
+            fade[i] = 1.0f; /* has been applied */
+        }
+        start = j + 1;
+    }
+    if (start < to) {
+        value_panel(ot, fade, tile->v + start * token, token, dim, state->p + (start - from) * PANEL,
+                    to - start);
+    }
+}
+
+static void panel_step(const flash_state *state, int64_t panel, const flash_tile *tile)
+{
+    const attn__block *block = state->block;
+    const flash_band band = {block->first + panel * PANEL, block->lo, block->hi};
+    const int64_t last = attn__min(band.row + PANEL, block->first + block->count) - 1;
+
+    /* Offsets in the tile: [from, to) is seen by some row, [whole_from, whole_to) by every row. */
+    int64_t from = attn__max(0, band.row + band.lo - tile->first);
+    int64_t to = attn__min(tile->count, last + band.hi + 1 - tile->first);
+    if (from >= to) {
+        return;
+    }
+    int64_t whole_from = attn__min(to, attn__max(from, last + band.lo - tile->first));
+    int64_t whole_to = attn__max(whole_from, attn__min(to, band.row + band.hi + 1 - tile->first));
+
+    float fade[PANEL];
+    float *ot = state->ot + panel * block->dim_v * PANEL;
+    score_panel(state->p, tile->k + from * tile->k_token, tile->k_token, to - from,
+                state->qt + panel * block->dim_qk * PANEL, block->dim_qk);
+    mask_scores(state->p, &band, tile->first + from, whole_from - from);
+    mask_scores(state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
+    softmax_panel(state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);
+    add_values(state, ot, fade, &band, tile, from, to, whole_from, whole_to);
+}
+
+/* ---- begin, loop, end ---------------------------------------------------------------------------- */
+
+static void clear(const flash_state *state)
+{
+    int64_t lanes = state->panels * PANEL;
+    memset(state->ot, 0, sizeof(float) * (size_t)(lanes * state->block->dim_v));
+    memset(state->sum, 0, sizeof(float) * (size_t)lanes);
+    for (int64_t i = 0; i < lanes; i++) {
+        state->max[i] = -INFINITY;
+    }
+}
+
+/* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has sum = 0. */
+static void write_rows(const flash_state *state)
+{
+    const attn__block *block = state->block;
+    for (int64_t row = 0; row < block->count; row++) {
+        const float *from = state->ot + row / PANEL * block->dim_v * PANEL + row % PANEL;
+        float *to = block->o + row * block->o_stride;
+        float sum = state->sum[row];
+        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        for (int64_t d = 0; d < block->dim_v; d++) {
+            to[d] = from[d * PANEL] * inverse;
+        }
+        double log2_sum = (double)state->max[row] + log2((double)sum);
+        block->lse[row] = sum == 0.0f ? -INFINITY : (float)(log2_sum * 0.69314718055994530942);
+    }
+}
+
+static void forward(const attn__block *block, void *scratch)
+{
+    flash_state state = {.block = block};
+    lay_out(&state, scratch, block->count, block->dim_qk, block->dim_v);
+    pack_queries(&state);
+    clear(&state);
+    for (int64_t s = 0; s < block->span_count; s++) {
+        const attn__span *span = &block->spans[s];
+        int64_t first = attn__max(span->first, block->first + block->lo);
+        int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
+        for (; first < end; first += state.tile_k) {
+            flash_tile tile = load_tile(&state, span, first, attn__min(state.tile_k, end - first));
+            for (int64_t panel = 0; panel < state.panels; panel++) {
+                panel_step(&state, panel, &tile);
+            }
+        }
+    }
+    write_rows(&state);
+}
+
+/* ---- the row ------------------------------------------------------------------------------------- */
+
+static int64_t tile_q(const attn__shape *shape)
+{
+    int64_t most = attn__min(TILE_Q, QUERY_FLOATS / (shape->dim_qk + shape->dim_v)) / PANEL * PANEL;
+    return attn__min(most, attn__ceil_div(shape->rows, PANEL) * PANEL);
+}
+
+static const char *rejects(const attn__shape *shape)
+{
+    (void)shape;
+    return NULL;
+}
+
+static size_t scratch_bytes(const attn__shape *shape)
+{
+    flash_state state;
+    return sizeof(float) * lay_out(&state, NULL, tile_q(shape), shape->dim_qk, shape->dim_v);
+}
+
+const attn__kernel FLASH_ROW = {
+    .name = FLASH_NAME,
+    .summary = FLASH_SUMMARY,
+    .needs = FLASH_NEEDS,
+    .tile_q = tile_q,
+    .rejects = rejects,
+    .scratch = scratch_bytes,
+    .forward = forward,
+};
+
+const attn__probe FLASH_PROBE = {.lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak};

@@ -1,0 +1,205 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * micro.inc.h - the innermost loops of flash.inc.h: exp2 and the two products, in the vector vocabulary.
+ *
+ * METHOD.  Register blocking as in any matrix product (Goto & van de Geijn, ACM TOMS 34(3), 2008), but with
+ * one operand broadcast straight from memory and the other, two vectors wide, from the L1 cache: m rows take
+ * m + 2 loads for 2 m FMAs, and 2 m accumulators never leave the registers.
+ *
+ * COST.  m = 6 (16 registers): 8 loads to 12 FMAs; m = 12 (32 registers): 14 to 24.  A core that does two
+ * loads and two FMAs a cycle is bound by the FMAs from m = 2 on; m >= 4 also hides their latency of 4 cycles.
+ */
+enum { PANEL = 2 * VEC_LANES }; /* queries of a micro-kernel */
+
+/* Unrolls the loop that follows: its trip count is a constant once the function is inlined, and the
+ * accumulators live in registers only if every index is a constant. */
+#if defined(__clang__)
+#define FLASH_UNROLL _Pragma("clang loop unroll(full)")
+#elif defined(__GNUC__)
+#define FLASH_UNROLL _Pragma("GCC unroll 16")
+#else
+#define FLASH_UNROLL
+#endif
+
+/* ---- exp2 ---------------------------------------------------------------------------------------- */
+
+/*
+ * 2^x for x <= 127: 0 below -126, exactly 1 at 0, NaN for NaN.  x = n + f with |f| <= 1/2; adding 1.5 * 2^23
+ * rounds x to the integer n, and 127 more puts the biased exponent in the low bits.  2^f = 1 + f * p(f):
+ * minimax in relative error with coefficients rounded to fp32 one by one; 7.2e-9 before rounding
+ * (docs/exp.md).
+ */
+VEC_INLINE vec flash_exp2(vec x)
+{
+    const vec magic = vec_set(0x1.8p23f + 127.0f);
+    vec t = vec_add(x, magic);
+    vec f = vec_sub(x, vec_sub(t, magic));
+    vec p = vec_set(0x1.4c13e0p-13f);
+    p = vec_fma(p, f, vec_set(0x1.5fbfd0p-10f));
+    p = vec_fma(p, f, vec_set(0x1.3b21c8p-7f));
+    p = vec_fma(p, f, vec_set(0x1.c6ada8p-5f));
+    p = vec_fma(p, f, vec_set(0x1.ebfbe6p-3f));
+    p = vec_fma(p, f, vec_set(0x1.62e432p-1f));
+    p = vec_fma(p, f, vec_set(1.0f));
+    /* A product, not an integer addition to the exponent: that would turn some NaNs into numbers. */
+    return vec_select(vec_less(x, vec_set(-126.0f)), vec_set(0.0f), vec_mul(p, vec_exponent(t)));
+}
+
+/* ---- micro-kernels ------------------------------------------------------------------------------- */
+
+/* Rows of the next micro-kernel when `left` remain: pieces of 4 and more keep the FMA units busy (8 chains),
+ * so 8 is cut 4 + 4 and not 6 + 2. */
+static int flash_step(int64_t left)
+{
+    if (left >= VEC_ROWS && left != 8) {
+        return VEC_ROWS;
+    }
+    if (VEC_ROWS > 8 && left >= 8) {
+        return 8;
+    }
+    return left >= 4 ? 4 : left >= 2 ? 2 : 1;
+}
+
+/* s[m][PANEL] = k[m][dim] * qt[dim][PANEL] */
+VEC_INLINE void score_rows(const int m, float *s, const float *k, int64_t k_token, const float *qt,
+                           int64_t dim)
+{
+    vec acc[VEC_ROWS][2];
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        acc[i][0] = vec_set(0.0f);
+        acc[i][1] = vec_set(0.0f);
+    }
+    for (int64_t d = 0; d < dim; d++) {
+        vec q0 = vec_load(qt + d * PANEL);
+        vec q1 = vec_load(qt + d * PANEL + VEC_LANES);
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            vec x = vec_set(k[i * k_token + d]);
+            acc[i][0] = vec_fma(x, q0, acc[i][0]);
+            acc[i][1] = vec_fma(x, q1, acc[i][1]);
+        }
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        vec_store(s + i * PANEL, acc[i][0]);
+        vec_store(s + i * PANEL + VEC_LANES, acc[i][1]);
+    }
+}
+
+/* S^T of `count` keys and one panel */
+static void score_panel(float *s, const float *k, int64_t k_token, int64_t count, const float *qt,
+                        int64_t dim)
+{
+    while (count > 0) {
+        int m = flash_step(count);
+        if (m == VEC_ROWS) {
+            score_rows(VEC_ROWS, s, k, k_token, qt, dim);
+        } else if (VEC_ROWS > 8 && m == 8) {
+            score_rows(VEC_ROWS > 8 ? 8 : 1, s, k, k_token, qt, dim);
+        } else if (m == 4) {
+            score_rows(4, s, k, k_token, qt, dim);
+        } else if (m == 2) {
+            score_rows(2, s, k, k_token, qt, dim);
+        } else {
+            score_rows(1, s, k, k_token, qt, dim);
+        }
+        s += m * PANEL;
+        k += m * k_token;
+        count -= m;
+    }
+}
+
+/* ot[m][PANEL] = ot * fade + v[count][m]^T * p[count][PANEL] */
+VEC_INLINE void value_rows(const int m, float *ot, const float *fade, const float *v, int64_t v_token,
+                           const float *p, int64_t count)
+{
+    vec acc[VEC_ROWS][2];
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        acc[i][0] = vec_mul(vec_load(ot + i * PANEL), vec_load(fade));
+        acc[i][1] = vec_mul(vec_load(ot + i * PANEL + VEC_LANES), vec_load(fade + VEC_LANES));
+    }
+    for (int64_t j = 0; j < count; j++) {
+        vec p0 = vec_load(p + j * PANEL);
+        vec p1 = vec_load(p + j * PANEL + VEC_LANES);
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            vec x = vec_set(v[i]);
+            acc[i][0] = vec_fma(x, p0, acc[i][0]);
+            acc[i][1] = vec_fma(x, p1, acc[i][1]);
+        }
+        v += v_token;
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        vec_store(ot + i * PANEL, acc[i][0]);
+        vec_store(ot + i * PANEL + VEC_LANES, acc[i][1]);
+    }
+}
+
+/* O^T of one panel takes in `count` keys */
+static void value_panel(float *ot, const float *fade, const float *v, int64_t v_token, int64_t dim,
+                        const float *p, int64_t count)
+{
+    while (dim > 0) {
+        int m = flash_step(dim);
+        if (m == VEC_ROWS) {
+            value_rows(VEC_ROWS, ot, fade, v, v_token, p, count);
+        } else if (VEC_ROWS > 8 && m == 8) {
+            value_rows(VEC_ROWS > 8 ? 8 : 1, ot, fade, v, v_token, p, count);
+        } else if (m == 4) {
+            value_rows(4, ot, fade, v, v_token, p, count);
+        } else if (m == 2) {
+            value_rows(2, ot, fade, v, v_token, p, count);
+        } else {
+            value_rows(1, ot, fade, v, v_token, p, count);
+        }
+        ot += m * PANEL;
+        v += m;
+        dim -= m;
+    }
+}
+
+/* ---- the probe ----------------------------------------------------------------------------------- */
+
+static void probe_exp2(float *y, const float *x, int64_t count)
+{
+    int64_t i = 0;
+    for (; i + VEC_LANES <= count; i += VEC_LANES) {
+        vec_store(y + i, flash_exp2(vec_load(x + i)));
+    }
+    for (; i < count; i++) {
+        float lanes[VEC_LANES];
+        vec_store(lanes, flash_exp2(vec_set(x[i])));
+        y[i] = lanes[0];
+    }
+}
+
+static int64_t probe_peak(int64_t rounds, float *sink)
+{
+    const vec half = vec_set(0.5f), one = vec_set(1.0f);
+    vec acc[VEC_ROWS][2];
+    /* Chains that are equal, or that begin at 2 and stay there, compilers merge or drop. */
+    FLASH_UNROLL
+    for (int i = 0; i < VEC_ROWS; i++) {
+        acc[i][0] = vec_set((float)(2 * i + 3));
+        acc[i][1] = vec_set((float)(2 * i + 4));
+    }
+    for (int64_t r = 0; r < rounds; r++) {
+        FLASH_UNROLL
+        for (int i = 0; i < VEC_ROWS; i++) {
+            acc[i][0] = vec_fma(acc[i][0], half, one);
+            acc[i][1] = vec_fma(acc[i][1], half, one);
+        }
+    }
+    vec total = vec_set(0.0f);
+    FLASH_UNROLL
+    for (int i = 0; i < VEC_ROWS; i++) {
+        total = vec_add(total, vec_add(acc[i][0], acc[i][1]));
+    }
+    float lanes[VEC_LANES];
+    vec_store(lanes, total);
+    *sink = lanes[0];
+    return rounds * VEC_ROWS * 2 * VEC_LANES * 2;
+}

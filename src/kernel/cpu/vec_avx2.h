@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * vec_avx2.h - the vector vocabulary (see flash.inc.h) in AVX2, FMA and F16C: 8 lanes, 16 registers.
+ *
+ * Include it after <immintrin.h> and inside a region compiled for "avx2,fma,f16c".
+ */
+#ifndef ATTN_VEC_AVX2_H
+#define ATTN_VEC_AVX2_H
+
+enum { VEC_LANES = 8, VEC_ROWS = 6 };
+
+typedef __m256 vec;
+typedef __m256 vec_mask; /* all ones or all zeros in each lane */
+
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+VEC_INLINE vec vec_set(float x)
+{
+    return _mm256_set1_ps(x);
+}
+VEC_INLINE vec vec_load(const float *p)
+{
+    return _mm256_loadu_ps(p);
+}
+VEC_INLINE void vec_store(float *p, vec a)
+{
+    _mm256_storeu_ps(p, a);
+}
+VEC_INLINE vec vec_add(vec a, vec b)
+{
+    return _mm256_add_ps(a, b);
+}
+VEC_INLINE vec vec_sub(vec a, vec b)
+{
+    return _mm256_sub_ps(a, b);
+}
+VEC_INLINE vec vec_mul(vec a, vec b)
+{
+    return _mm256_mul_ps(a, b);
+}
+VEC_INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return _mm256_fmadd_ps(a, b, c);
+}
+VEC_INLINE vec vec_max(vec a, vec b)
+{
+    return _mm256_max_ps(a, b); /* b where a is NaN */
+}
+VEC_INLINE vec vec_exponent(vec a)
+{
+    return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));
+}
+VEC_INLINE vec_mask vec_less(vec a, vec b)
+{
+    return _mm256_cmp_ps(a, b, _CMP_LT_OQ);
+}
+VEC_INLINE vec vec_select(vec_mask mask, vec yes, vec no)
+{
+    return _mm256_blendv_ps(no, yes, mask);
+}
+/* lanes first <= lane < last */
+VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
+{
+    __m256i lane = _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7);
+    __m256i below = _mm256_cmpgt_epi32(_mm256_set1_epi32(first), lane);
+    __m256i within = _mm256_cmpgt_epi32(_mm256_set1_epi32(last), lane);
+    return _mm256_castsi256_ps(_mm256_andnot_si256(below, within));
+}
+
+/* n elements, dense, to fp32 */
+VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
+{
+    int64_t i = 0;
+    for (; i + VEC_LANES <= n; i += VEC_LANES) {
+        __m128i half = _mm_loadu_si128((const void *)(src + i));
+        __m256 wide = bf16 ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))
+                           : _mm256_cvtph_ps(half);
+        _mm256_storeu_ps(dst + i, wide);
+    }
+    for (; i < n; i++) {
+        dst[i] = bf16 ? attn__bf16_to_f32(src[i]) : attn__f16_to_f32(src[i]);
+    }
+}
+
+#endif

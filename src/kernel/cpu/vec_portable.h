@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * vec_portable.h - the vector vocabulary (see flash.inc.h) without any instruction set in mind.
+ *
+ * gcc and clang turn their 16-byte vector type into SSE2, NEON, ... or scalar code, whatever the target has;
+ * any other compiler gets vectors of one lane in plain C.  Both give the same values (no fused multiply-add
+ * unless the compiler fuses by itself).
+ */
+#ifndef ATTN_VEC_PORTABLE_H
+#define ATTN_VEC_PORTABLE_H
+
+#include <string.h>
+
+enum { VEC_ROWS = 6 };
+
+#if defined(__GNUC__) && !defined(ATTN__ONE_LANE)
+
+enum { VEC_LANES = 4 };
+typedef float vec __attribute__((vector_size(16)));
+typedef int32_t vec_mask __attribute__((vector_size(16)));
+#define VEC_INLINE static inline __attribute__((always_inline))
+
+VEC_INLINE vec vec_set(float x)
+{
+    return (vec){x, x, x, x};
+}
+VEC_INLINE vec vec_exponent(vec a)
+{
+    return (vec)((vec_mask)a << 23);
+}
+VEC_INLINE vec_mask vec_less(vec a, vec b)
+{
+    return a < b;
+}
+VEC_INLINE vec vec_select(vec_mask mask, vec yes, vec no)
+{
+    return (vec)((mask & (vec_mask)yes) | (~mask & (vec_mask)no));
+}
+VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
+{
+    vec_mask lane = {0, 1, 2, 3};
+    return (lane >= first) & (lane < last);
+}
+
+#else
+
+enum { VEC_LANES = 1 };
+typedef float vec;
+typedef bool vec_mask;
+#define VEC_INLINE static inline
+
+VEC_INLINE vec vec_set(float x)
+{
+    return x;
+}
+VEC_INLINE vec vec_exponent(vec a)
+{
+    uint32_t bits;
+    memcpy(&bits, &a, sizeof bits);
+    bits <<= 23;
+    memcpy(&a, &bits, sizeof a);
+    return a;
+}
+VEC_INLINE vec_mask vec_less(vec a, vec b)
+{
+    return a < b;
+}
+VEC_INLINE vec vec_select(vec_mask mask, vec yes, vec no)
+{
+    return mask ? yes : no;
+}
+VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
+{
+    return first <= 0 && 0 < last;
+}
+
+#endif
+
+VEC_INLINE vec vec_load(const float *p)
+{
+    vec a;
+    memcpy(&a, p, sizeof a);
+    return a;
+}
+VEC_INLINE void vec_store(float *p, vec a)
+{
+    memcpy(p, &a, sizeof a);
+}
+VEC_INLINE vec vec_add(vec a, vec b)
+{
+    return a + b;
+}
+VEC_INLINE vec vec_sub(vec a, vec b)
+{
+    return a - b;
+}
+VEC_INLINE vec vec_mul(vec a, vec b)
+{
+    return a * b;
+}
+VEC_INLINE vec vec_fma(vec a, vec b, vec c)
+{
+    return a * b + c;
+}
+VEC_INLINE vec vec_max(vec a, vec b)
+{
+    return vec_select(vec_less(b, a), a, b); /* b where a is NaN */
+}
+
+/* n elements, dense, to fp32 */
+VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
+{
+    attn__to_f32(dst, src, bf16 ? ATTN_BF16 : ATTN_F16, 1, n);
+}
+
+#endif

@@ -1,0 +1,88 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernel.h - the kernel contract: one query block against a list of key/value spans gives one partial.
+ *
+ * A kernel computes, for the query rows of one (batch, head), softmax over the visible keys of all its spans:
+ * o normalised, lse natural; a row that sees no key has o = 0, lse = -inf; a NaN stays in the rows that see
+ * it (a masked key or value may be NaN or inf and must not leak).  Inputs are dtype with any strides; sums,
+ * scores and results are fp32.  It is one thread's work: the caller runs blocks side by side.  The bits
+ * depend only on the block.
+ */
+#ifndef ATTN_KERNEL_H
+#define ATTN_KERNEL_H
+
+#include "base/base.h"
+
+/* Keys and values at the global positions first..first+count.  Strides in elements: next token, next dim. */
+typedef struct attn__span {
+    int64_t first, count;
+    const void *k, *v;
+    int64_t k_token, k_dim, v_token, v_dim;
+} attn__span;
+
+typedef struct attn__block {
+    attn_dtype dtype;
+    int64_t dim_qk, dim_v;
+    float scale;
+    int64_t lo, hi;       /* key j is visible to query i when lo <= j - i <= hi */
+    int64_t first, count; /* query rows, global positions; count <= the row's tile_q */
+    const void *q;
+    int64_t q_token, q_dim;
+    const attn__span *spans; /* ascending, disjoint; none is legal */
+    int64_t span_count;
+    float *o; /* [count] rows, o_stride elements apart, dense dims */
+    int64_t o_stride;
+    float *lse; /* [count] */
+} attn__block;
+
+/* What decides whether a kernel takes a problem, and its scratch. */
+typedef struct attn__shape {
+    attn_dtype dtype;
+    int64_t dim_qk, dim_v;
+    int64_t rows; /* most query rows of a task */
+    int64_t keys; /* most keys of a task */
+} attn__shape;
+
+/* One row of the kernel table. */
+typedef struct attn__kernel {
+    const char *name;                                 /* "flash-avx2" */
+    const char *summary;                              /* one line for attn info and --explain */
+    uint32_t needs;                                   /* ATTN__CPU_ bits, all of them */
+    bool by_name_only;                                /* never chosen unless asked for: naive */
+    int64_t (*tile_q)(const attn__shape *shape);      /* query rows of one call */
+    const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
+    size_t (*scratch)(const attn__shape *shape);      /* bytes per thread, 64-byte aligned */
+    void (*forward)(const attn__block *block, void *scratch);
+} attn__kernel;
+
+/* The one ordered table, best first (table.c); ends with a NULL entry. */
+extern const attn__kernel *const attn__kernels[];
+
+/* Why `kernel` does not take `shape` on this machine, or NULL if it does. */
+const char *attn__kernel_refusal(const attn__kernel *kernel, const attn__shape *shape);
+/* The first row that takes shape, or the one called `name`; fails with every row's reason. */
+attn_status attn__kernel_choose(const attn__kernel **kernel, const attn__shape *shape, const char *name);
+
+/* The merge (merge.c): folds partial (o2, lse2) into (o1, lse1), rows of `dim`, strides in elements between
+ * rows. (0, -inf) is the identity; NaN stays in its row.  Plain C, the same bits on every machine level. */
+void attn__merge(float *o1, int64_t stride1, float *lse1, const float *o2, int64_t stride2, const float *lse2,
+                 int64_t rows, int64_t dim);
+/* rows of the identity */
+void attn__merge_identity(float *o, int64_t stride, float *lse, int64_t rows, int64_t dim);
+
+/* fp64 reference state over pieces of the keys (reference.c): for attn_reference() and the "reference"
+ * kernel. */
+typedef struct attn__reference_row {
+    double max, sum;
+    double *acc; /* dim_v */
+} attn__reference_row;
+void attn__reference_begin(attn__reference_row *row, int64_t dim_v);
+/* q[dim_qk], k[count][dim_qk], v[count][dim_v] dense fp64; adds keys first..first+count visible to query
+ * `pos`. */
+void attn__reference_add(attn__reference_row *row, const double *q, const double *k, const double *v,
+                         int64_t first, int64_t count, int64_t pos, int64_t lo, int64_t hi, double scale,
+                         int64_t dim_qk, int64_t dim_v);
+/* acc becomes o; returns lse */
+double attn__reference_end(attn__reference_row *row, int64_t dim_v);
+
+#endif

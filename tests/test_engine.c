@@ -1,0 +1,249 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_engine.c - plan and execute against the fp64 reference, over random problems, numbers of workers,
+ * quorums, layouts, ways in and out; the same bits whatever the threads, the residents and the road.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "check.h"
+#include "engine/engine.h"
+#include "engine_case.h"
+
+static attn_options random_options(uint64_t *seed)
+{
+    attn_options o = ATTN_INIT(attn_options);
+    o.workers = 1 + case_random(seed, case_random(seed, 4) == 0 ? 200 : 20);
+    o.resident = 1 + case_random(seed, 4);
+    o.threads = 1 + (int)case_random(seed, 4);
+    o.quorum = (attn_quorum)case_random(seed, 3);
+    o.classic = o.quorum == ATTN_QUORUM_CYCLIC && case_random(seed, 3) == 0;
+    return o;
+}
+
+static void describe(char *text, size_t capacity, const engine_case *c, const attn_options *o,
+                     int from_source)
+{
+    char problem[512];
+    attn_problem_print(&c->problem, problem, sizeof problem);
+    snprintf(text, capacity, "%s W=%lld R=%lld threads=%d quorum=%d classic=%d source=%d", problem,
+             (long long)o->workers, (long long)o->resident, o->threads, (int)o->quorum, o->classic,
+             from_source);
+}
+
+static void test_run_is_the_reference(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 250; i++) {
+        uint64_t seed = 1000 + i;
+        attn_problem p = case_problem(&seed, i % 10 == 0 ? 300 : 70);
+        attn_options o = random_options(&seed);
+        engine_case c;
+        char what[1024];
+        int from_source = (int)case_random(&seed, 2);
+        o.in_memory = !from_source && case_random(&seed, 2) == 0;
+        case_open(&c, &p, seed);
+        describe(what, sizeof what, &c, &o, from_source);
+        attn_status status = case_run(&c, &o, from_source);
+        if (status != ATTN_OK) {
+            fail_msg("%s: %s", what, attn_last_error());
+        }
+        case_compare(&c, what);
+        case_close(&c);
+    }
+}
+
+/* Every road to the same partials gives the same bits: threads, residents, memory or source. */
+static void test_bits_repeat(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 30; i++) {
+        uint64_t seed = 77 + i;
+        attn_problem p = case_problem(&seed, 90);
+        attn_options o = ATTN_INIT(attn_options);
+        engine_case c;
+        o.workers = 1 + case_random(&seed, 14);
+        o.threads = 1;
+        case_open(&c, &p, seed);
+        assert_int_equal(case_run(&c, &o, 0), ATTN_OK);
+        size_t bytes = (size_t)(case_rows(&c) * p.dim_v) * sizeof(float),
+               lse_bytes = (size_t)case_rows(&c) * sizeof(float);
+        float *o_first = malloc(bytes), *lse_first = malloc(lse_bytes);
+        assert_true(o_first != NULL && lse_first != NULL);
+        memcpy(o_first, c.o, bytes);
+        memcpy(lse_first, c.lse, lse_bytes);
+        for (int way = 0; way < 6; way++) {
+            o.threads = 1 + way;
+            o.resident = 1 + (way * 5) % 7;
+            o.in_memory = way == 2;
+            assert_int_equal(case_run(&c, &o, way % 2), ATTN_OK);
+            assert_memory_equal(c.o, o_first, bytes);
+            assert_memory_equal(c.lse, lse_first, lse_bytes);
+        }
+        free(o_first);
+        free(lse_first);
+        case_close(&c);
+    }
+}
+
+/* Outputs of 16 bits and odd strides: the rounded fp32 result. */
+static void test_output_types_and_strides(void **state)
+{
+    (void)state;
+    attn_problem p;
+    engine_case c;
+    assert_int_equal(attn_problem_parse(&p, "batch=2,heads=3,tokens=37,dim=12,dim_v=7,causal"), ATTN_OK);
+    case_open(&c, &p, 5);
+    attn_options o = ATTN_INIT(attn_options);
+    for (int64_t workers = 1; workers <= 5; workers += 2) {
+        o.workers = workers;
+        assert_int_equal(case_run(&c, &o, 0), ATTN_OK);
+        uint16_t *half = calloc((size_t)(case_rows(&c) * p.dim_v * 2), sizeof *half);
+        assert_non_null(half);
+        attn_io io = case_io(&c, 0, NULL, NULL);
+        attn_problem q = p;
+        q.dtype_out = ATTN_BF16;
+        /* [b, n, h, d] with every second element left alone */
+        io.o = (attn_tensor){half, {37 * 3 * 14, 14, 3 * 14, 2}};
+        io.lse.data = NULL;
+        assert_int_equal(attn_forward(&q, &io, &o), ATTN_OK);
+        for (int64_t row = 0; row < case_rows(&c); row++) {
+            int64_t b = row / (3 * 37), h = row / 37 % 3, n = row % 37;
+            for (int64_t d = 0; d < 7; d++) {
+                size_t at = (size_t)(b * 37 * 3 * 14 + h * 14 + n * 3 * 14 + d * 2);
+                assert_int_equal(half[at], attn__f32_to_bf16(c.o[row * 7 + d]));
+                assert_int_equal(half[at + 1], 0);
+            }
+        }
+        free(half);
+    }
+    case_close(&c);
+}
+
+static void test_nan_stays_in_its_rows(void **state)
+{
+    (void)state;
+    attn_problem p;
+    engine_case c;
+    assert_int_equal(attn_problem_parse(&p, "heads=2,tokens=50,dim=8,causal"), ATTN_OK);
+    case_open(&c, &p, 9);
+    attn_options o = ATTN_INIT(attn_options);
+    const attn_tensor *v = &c.tensor[ATTN_V];
+    ((float *)v->data)[v->stride[1] * 1 + v->stride[2] * 30] = NAN; /* head 1, key 30 */
+    for (o.workers = 1; o.workers <= 9; o.workers++) {
+        assert_int_equal(case_run(&c, &o, 0), ATTN_OK);
+        for (int64_t row = 0; row < 100; row++) {
+            bool sees = row >= 50 && row % 50 >= 30;
+            assert_int_equal(isnan(c.o[row * 8]) != 0, sees);
+            assert_false(isnan(c.o[row * 8 + 1]));
+            assert_false(isnan(c.lse[row]));
+        }
+    }
+    case_close(&c);
+}
+
+static void test_memory_limit_picks_the_smallest_w(void **state)
+{
+    (void)state;
+    attn_problem p;
+    assert_int_equal(attn_problem_parse(&p, "heads=2,tokens=5000,dim=64"), ATTN_OK);
+    attn_options o = {.size = sizeof o, .spool = "unused"};
+    for (int64_t limit = 16000000; limit >= 1000000; limit = limit * 4 / 5) {
+        attn_plan *plan, *smaller;
+        attn_summary s = ATTN_INIT(attn_summary);
+        o.memory_limit = limit;
+        o.workers = 0;
+        o.threads = 1;
+        if (attn_plan_create(&plan, &p, &o) != ATTN_OK) {
+            assert_null(plan);
+            assert_true(limit < 3000000);
+            assert_non_null(strstr(attn_last_error(), "least"));
+            continue;
+        }
+        assert_int_equal(attn_plan_summary(plan, &s), ATTN_OK);
+        assert_true(s.workspace <= limit);
+        attn_plan_destroy(plan);
+        for (o.workers = 1; o.workers < s.workers; o.workers++) {
+            assert_int_equal(attn_plan_create(&smaller, &p, &o), ATTN_ELIMIT);
+        }
+    }
+}
+
+static void test_bad_options(void **state)
+{
+    (void)state;
+    attn_problem p;
+    attn_plan *plan;
+    int64_t no_cover[] = {0, 1, 2}, cover[] = {0, 1, 3};
+    assert_int_equal(attn_problem_parse(&p, "tokens=50,dim=8"), ATTN_OK);
+    attn_options good = {.size = sizeof good, .workers = 7}, o;
+    assert_int_equal(attn_plan_create(&plan, &p, (o = good, o.size = 3, &o)), ATTN_EINVAL);
+    assert_int_equal(attn_plan_create(&plan, &p, (o = good, o.workers = -1, &o)), ATTN_EINVAL);
+    assert_int_equal(attn_plan_create(&plan, &p, (o = good, o.memory_limit = -1, &o)), ATTN_EINVAL);
+    assert_int_equal(attn_plan_create(&plan, &p, (o = good, o.quorum = (attn_quorum)9, &o)), ATTN_EINVAL);
+    o = good;
+    o.interest_set = no_cover;
+    o.interest_size = 3;
+    assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "3"));
+    assert_null(plan);
+    o.interest_set = cover;
+    assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_OK);
+    attn_plan_destroy(plan);
+    assert_int_equal(attn_plan_create(&plan, &p, (o = good, o.kernel = "quantum", &o)), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "quantum"));
+    o = good;
+    o.memory_limit = 10;
+    assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_ELIMIT);
+    assert_int_equal(attn_plan_create(NULL, &p, &good), ATTN_EINVAL);
+    assert_int_equal(attn_plan_create(&plan, NULL, &good), ATTN_EINVAL);
+}
+
+static void test_bad_io(void **state)
+{
+    (void)state;
+    attn_problem p;
+    engine_case c;
+    attn_plan *plan;
+    char workspace[1];
+    assert_int_equal(attn_problem_parse(&p, "tokens=5,dim=8"), ATTN_OK);
+    case_open(&c, &p, 1);
+    assert_int_equal(attn_plan_create(&plan, &p, NULL), ATTN_OK);
+    attn_io io = case_io(&c, 0, NULL, NULL);
+    assert_int_equal(attn_execute(NULL, &io, workspace), ATTN_EINVAL);
+    assert_int_equal(attn_execute(plan, &io, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_execute(plan, NULL, workspace), ATTN_EINVAL);
+    io.size = 1;
+    assert_int_equal(attn_execute(plan, &io, workspace), ATTN_EINVAL);
+    io = case_io(&c, 0, NULL, NULL);
+    io.k.data = NULL;
+    assert_int_equal(attn_execute(plan, &io, workspace), ATTN_EINVAL);
+    io = case_io(&c, 0, NULL, NULL);
+    io.o.data = NULL;
+    assert_int_equal(attn_execute(plan, &io, workspace), ATTN_EINVAL);
+    attn_plan_destroy(plan);
+    attn_plan_destroy(NULL);
+    case_close(&c);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_run_is_the_reference),
+        cmocka_unit_test(test_bits_repeat),
+        cmocka_unit_test(test_output_types_and_strides),
+        cmocka_unit_test(test_nan_stays_in_its_rows),
+        cmocka_unit_test(test_memory_limit_picks_the_smallest_w),
+        cmocka_unit_test(test_bad_options),
+        cmocka_unit_test(test_bad_io),
+    };
+    return cmocka_run_group_tests_name("engine", tests, NULL, NULL);
+}

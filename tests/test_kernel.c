@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_kernel.c - every kernel that this machine can run against an fp64 answer: random problems between
+ * guard pages, sizes around every tile edge, NaN and inf, extreme scores, rows without keys.
+ *
+ * ATTN_TEST_CASES=N sets the number of random problems.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "kernel_case.h"
+
+#define FOR_EACH_KERNEL(row) for (const attn__kernel *const *row = kernel_rows(); *row != NULL; row++)
+
+static void run_all(kernel_case *c)
+{
+    FOR_EACH_KERNEL(row)
+    {
+        kernel_case_run(c, *row);
+        kernel_case_compare(c, *row);
+    }
+}
+
+static void open_solve_run(kernel_case *c, uint64_t *seed)
+{
+    kernel_case_open(c, seed);
+    kernel_case_solve(c);
+    run_all(c);
+    kernel_case_close(c);
+}
+
+static int64_t random_cases(int64_t usual)
+{
+    const char *text = getenv("ATTN_TEST_CASES");
+    return text == NULL ? usual : strtoll(text, NULL, 10);
+}
+
+static void test_random(void **state)
+{
+    (void)state;
+    for (int64_t i = 0, count = random_cases(250); i < count; i++) {
+        uint64_t seed = (uint64_t)i;
+        kernel_case c = kernel_case_random(&seed, i % 10 == 0 ? 1000 : 150);
+        open_solve_run(&c, &seed);
+    }
+}
+
+/* Keys and rows one below, at and above every micro-kernel, panel and tile size. */
+static void test_edges(void **state)
+{
+    static const int64_t edges[] = {1,  2,  3,   4,   5,   6,   7,   8,   9,   11,  12,  13, 15, 16,
+                                    17, 23, 24,  25,  31,  32,  33,  47,  48,  49,  63,  64, 65, 95,
+                                    96, 97, 127, 128, 129, 191, 192, 193, 288, 383, 384, 385};
+    const size_t count = sizeof edges / sizeof edges[0];
+    uint64_t seed = 1;
+    (void)state;
+    for (size_t i = 0; i < count; i++) {
+        kernel_case few = kernel_case_plain(3, edges[i], 10, false);
+        kernel_case causal = kernel_case_plain(edges[i], edges[count - 1 - i], 16, true);
+        kernel_case many = kernel_case_plain(edges[i], 50, 5, i % 2 == 0);
+        open_solve_run(&few, &seed);
+        open_solve_run(&causal, &seed);
+        open_solve_run(&many, &seed);
+    }
+}
+
+static void test_dims(void **state)
+{
+    uint64_t seed = 2;
+    (void)state;
+    for (int64_t dim = 1; dim <= 512; dim += dim < 40 ? 1 : 37) {
+        kernel_case c = kernel_case_plain(18, 45, dim, dim % 2 == 0);
+        c.dim_v = check_between(&seed, 1, 512);
+        open_solve_run(&c, &seed);
+    }
+    kernel_case c = kernel_case_plain(130, 130, 512, true);
+    open_solve_run(&c, &seed);
+}
+
+/* One NaN or inf in q, k or v, also where only some rows see it: it must reach these and no other. */
+static void poison_one(kernel_case *c, uint64_t *seed)
+{
+    static const double poisons[] = {NAN, INFINITY, -INFINITY};
+    const double x = poisons[check_between(seed, 0, 2)];
+    const int64_t s = check_between(seed, 0, attn__max(0, c->span_count - 1));
+    switch (check_between(seed, 0, 4)) {
+    case 0:
+        kernel_set(c, &c->q, check_between(seed, 0, c->rows - 1), check_between(seed, 0, c->dim_qk - 1), x);
+        break;
+    case 1:
+    case 2:
+        if (c->span_count > 0 && c->span_keys[s] > 0) {
+            kernel_set(c, &c->k[s], check_between(seed, 0, c->span_keys[s] - 1),
+                       check_between(seed, 0, c->dim_qk - 1), x);
+        }
+        break;
+    default:
+        if (c->span_count > 0 && c->span_keys[s] > 0) {
+            kernel_set(c, &c->v[s], check_between(seed, 0, c->span_keys[s] - 1),
+                       check_between(seed, 0, c->dim_v - 1), x);
+        }
+    }
+}
+
+static void test_poisoned(void **state)
+{
+    (void)state;
+    for (int64_t i = 0, count = random_cases(200); i < count; i++) {
+        uint64_t seed = (uint64_t)i + 1000000;
+        kernel_case c = kernel_case_random(&seed, 120);
+        c.dim_qk = check_between(&seed, 1, 20);
+        c.dim_v = check_between(&seed, 1, 40);
+        kernel_case_open(&c, &seed);
+        for (int64_t n = check_between(&seed, 1, 6); n > 0; n--) {
+            poison_one(&c, &seed);
+        }
+        kernel_case_solve(&c);
+        run_all(&c);
+        kernel_case_close(&c);
+    }
+}
+
+/* Causal, NaN in every key and value that the first half of the rows does not see. */
+static void test_masked_nan(void **state)
+{
+    uint64_t seed = 3;
+    (void)state;
+    for (int64_t n = 2; n < 300; n = n * 3 / 2) {
+        kernel_case c = kernel_case_plain(n, n, 12, true);
+        kernel_case_open(&c, &seed);
+        for (int64_t j = n / 2; j < n; j++) {
+            for (int64_t d = 0; d < 12; d++) {
+                kernel_set(&c, &c.k[0], j, d, NAN);
+                kernel_set(&c, &c.v[0], j, d, j % 2 == 0 ? NAN : INFINITY);
+            }
+        }
+        kernel_case_solve(&c);
+        run_all(&c);
+        const double *want = c.want_lse;
+        assert_true(isfinite(want[n / 2 - 1]) && isnan(want[n / 2])); /* the case is what it says */
+        kernel_case_close(&c);
+    }
+}
+
+static void test_all_equal(void **state)
+{
+    (void)state;
+    for (int64_t n = 1; n < 500; n = n * 2 + 1) {
+        uint64_t seed = 4;
+        kernel_case c = kernel_case_plain(20, n, 24, false);
+        kernel_case_open(&c, &seed);
+        for (int64_t j = 0; j < n; j++) {
+            for (int64_t d = 0; d < 24; d++) {
+                kernel_set(&c, &c.k[0], j, d, kernel_get(&c, &c.k[0], 0, d));
+            }
+        }
+        kernel_case_solve(&c);
+        run_all(&c);
+        kernel_case_close(&c);
+    }
+}
+
+/* Scores far apart: the row of the greatest key comes out, and lse is its score. */
+static void huge(double size, double scale, int64_t winner)
+{
+    uint64_t seed = 5;
+    kernel_case c = kernel_case_plain(3, 200, 8, false);
+    c.scale = scale;
+    kernel_case_open(&c, &seed);
+    for (int64_t j = 0; j < 200; j++) {
+        for (int64_t d = 0; d < 8; d++) {
+            kernel_set(&c, &c.k[0], j, d,
+                       d > 0 ? 0.0 : size * (j == winner ? 1.0 : -1.0 - (double)j / 200.0));
+        }
+    }
+    for (int64_t i = 0; i < 3; i++) {
+        kernel_set(&c, &c.q, i, 0, scale < 0.0 ? -size : size);
+    }
+    FOR_EACH_KERNEL(row)
+    {
+        kernel_case_run(&c, *row);
+        for (int64_t i = 0; i < 3; i++) {
+            const float *o = (const float *)c.o.data + i * c.o_stride;
+            double lse = (double)((const float *)c.lse.data)[i], want = fabs(scale) * size * size;
+            assert_true(fabs(lse - want) <= 8.0 * 0x1p-24 * want);
+            for (int64_t d = 0; d < 8; d++) {
+                assert_true((double)o[d] == kernel_get(&c, &c.v[0], winner, d));
+            }
+        }
+    }
+    kernel_case_close(&c);
+}
+
+static void test_huge(void **state)
+{
+    (void)state;
+    for (int64_t winner = 0; winner < 200; winner += 33) {
+        huge(100.0, 1.0, winner); /* 1e4 */
+        huge(1e15, 1.0, winner);  /* 1e30 */
+        huge(1e15, -1.0, winner);
+        huge(1e18, 0.5, winner); /* 5e35: the differences overflow to no more than inf */
+    }
+    for (int64_t n = 10; n < 400; n += 77) { /* moderate, against the answer */
+        uint64_t seed = (uint64_t)n;
+        kernel_case c = kernel_case_plain(40, n, 16, n % 2 == 0);
+        c.scale = n % 3 == 0 ? 20.0 : -3.0;
+        open_solve_run(&c, &seed);
+    }
+}
+
+static void test_no_keys(void **state)
+{
+    uint64_t seed = 6;
+    (void)state;
+    kernel_case none = kernel_case_plain(20, 0, 8, false);
+    open_solve_run(&none, &seed);
+    none = kernel_case_plain(20, 0, 8, false);
+    none.span_count = 0;
+    open_solve_run(&none, &seed);
+    kernel_case above = kernel_case_plain(40, 10, 8, true); /* bottom-right: 30 rows see nothing */
+    above.first = -30;
+    open_solve_run(&above, &seed);
+    kernel_case empty = kernel_case_plain(40, 40, 8, true);
+    empty.lo = 5;
+    empty.hi = 4;
+    open_solve_run(&empty, &seed);
+}
+
+/* The same bits for a second run, with other rubbish in the scratch, and for the same rows behind other ones.
+ */
+static void test_repeats(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 20; i++) {
+        uint64_t seed = i + 77;
+        kernel_case c = kernel_case_random(&seed, 300);
+        kernel_case_open(&c, &seed);
+        FOR_EACH_KERNEL(row)
+        {
+            kernel_case_run(&c, *row);
+            float *o = malloc(c.o.bytes), *lse = malloc(c.lse.bytes);
+            assert_true(o != NULL && lse != NULL);
+            memcpy(o, c.o.data, c.o.bytes);
+            memcpy(lse, c.lse.data, c.lse.bytes);
+            kernel_case_run(&c, *row);
+            assert_memory_equal(o, c.o.data, c.o.bytes);
+            assert_memory_equal(lse, c.lse.data, c.lse.bytes);
+            free(o);
+            free(lse);
+        }
+        kernel_case_close(&c);
+    }
+}
+
+/* The error that users see in benches: below that of the best kernels elsewhere. */
+static void test_accuracy(void **state)
+{
+    static const int64_t dims[] = {64, 128};
+    (void)state;
+    for (size_t i = 0; i < 4; i++) {
+        uint64_t seed = 8 + i;
+        kernel_case c = kernel_case_plain(100, 1000, dims[i / 2], i % 2 != 0);
+        kernel_case_open(&c, &seed);
+        kernel_case_solve(&c);
+        FOR_EACH_KERNEL(row)
+        {
+            double worst = 0.0;
+            kernel_case_run(&c, *row);
+            for (int64_t r = 0; r < c.rows; r++) {
+                const float *o = (const float *)c.o.data + r * c.o_stride;
+                worst = fmax(worst, check_relative(o, c.want_o + r * c.dim_v, c.dim_v));
+            }
+            print_message("%-15s d %3lld %-6s worst row: %.2g relative\n", (*row)->name,
+                          (long long)dims[i / 2], i % 2 != 0 ? "causal" : "full", worst);
+            /* The naive row adds 1000 terms one after the other without FMA: 6 u sqrt(n) / sqrt(1000). */
+            assert_true(worst <= ((*row)->by_name_only ? 1.5e-6 : 6e-7));
+        }
+        kernel_case_close(&c);
+    }
+}
+
+/* ---- the table ---- */
+
+static void test_table(void **state)
+{
+    const attn__shape shape = {.dim_qk = 64, .dim_v = 64, .rows = 100, .keys = 100};
+    const attn__kernel *kernel = NULL;
+    const uint32_t features = attn__cpu();
+    static const struct {
+        uint32_t features;
+        const char *name;
+    } levels[] = {{0, "flash-portable"},
+                  {ATTN__CPU_AVX2, "flash-avx2"},
+                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512, "flash-avx512"}};
+    (void)state;
+    for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
+        if ((features & levels[i].features) == levels[i].features) {
+            attn__cpu_override(levels[i].features);
+            assert_int_equal(attn__kernel_choose(&kernel, &shape, NULL), ATTN_OK);
+            assert_string_equal(kernel->name, levels[i].name);
+        }
+    }
+    attn__cpu_override(0);
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, "flash-avx2"), ATTN_EUNSUPPORTED);
+    assert_non_null(strstr(attn_last_error(), "flash-avx2"));
+    assert_non_null(strstr(attn_last_error(), "AVX2"));
+    assert_non_null(strstr(attn_last_error(), "ATTN_ISA"));
+    attn__cpu_override(features);
+
+    for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
+        assert_true((*row)->summary != NULL && (*row)->tile_q != NULL && (*row)->rejects != NULL &&
+                    (*row)->scratch != NULL && (*row)->forward != NULL);
+        if (attn__kernel_refusal(*row, &shape) == NULL) {
+            assert_int_equal(attn__kernel_choose(&kernel, &shape, (*row)->name), ATTN_OK);
+            assert_ptr_equal(kernel, *row);
+        }
+    }
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, "flash"), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "reference"));
+}
+
+static void test_refusals(void **state)
+{
+    attn__shape shape = {.dim_qk = 513, .dim_v = 64, .rows = 100, .keys = 100};
+    const attn__kernel *kernel = NULL;
+    (void)state;
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, NULL), ATTN_EUNSUPPORTED);
+    assert_non_null(strstr(attn_last_error(), "reference: takes head dimensions from 1 to 512"));
+    shape = (attn__shape){.dim_qk = 64, .dim_v = 0, .rows = 1};
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, NULL), ATTN_EUNSUPPORTED);
+    shape = (attn__shape){.dim_qk = 64, .dim_v = 64, .dtype = (attn_dtype)9, .rows = 1};
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, NULL), ATTN_EUNSUPPORTED);
+    shape = (attn__shape){.dim_qk = 64, .dim_v = 64, .rows = INT64_MAX / 8, .keys = INT64_MAX / 8};
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, NULL), ATTN_OK);
+    assert_true(kernel->scratch(&shape) < 8u << 20); /* the tiled rows do not care how many keys there are */
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, "naive"), ATTN_EUNSUPPORTED);
+    assert_non_null(strstr(attn_last_error(), "score matrix"));
+    shape = (attn__shape){.dim_qk = 64, .dim_v = 64, .rows = 1 << 20, .keys = 1 << 20};
+    assert_int_equal(attn__kernel_choose(&kernel, &shape, "naive"), ATTN_OK);
+    assert_true(kernel->scratch(&shape) >= (size_t)4 << 40); /* the caller's limit decides */
+    assert_int_equal(kernel->tile_q(&shape), shape.rows);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_random),   cmocka_unit_test(test_edges),      cmocka_unit_test(test_dims),
+        cmocka_unit_test(test_poisoned), cmocka_unit_test(test_masked_nan), cmocka_unit_test(test_all_equal),
+        cmocka_unit_test(test_huge),     cmocka_unit_test(test_no_keys),    cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_accuracy), cmocka_unit_test(test_table),      cmocka_unit_test(test_refusals),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
