@@ -24,6 +24,7 @@
 typedef struct wrapped {
     FILE *file;
     int at, width;
+    int hang; /* more columns before lines that go on */
     int64_t items;
 } wrapped;
 
@@ -46,8 +47,10 @@ static void list_item(wrapped *list, const char *format, ...)
     int size = vsnprintf(text, sizeof(text), format, args);
     va_end(args);
     if (list->at > LABEL && list->at + 1 + size > list->width) {
-        fprintf(list->file, "\n%*s", LABEL, "");
-        list->at = LABEL;
+        list->at = LABEL + list->hang;
+        fprintf(list->file, "\n%*s%s", list->at, "", text);
+        list->at += size;
+        return;
     }
     list->at += fprintf(list->file, "%s%s", list->at > LABEL ? " " : "", text);
 }
@@ -192,6 +195,7 @@ static void write_tasks(FILE *file, const attn_plan *plan, const attn_rank *rank
         const attn_pair *first = &rank->pairs[i];
         char text[64];
         wrapped keys = list_begin(file, width, lines++ == 0 ? "task list" : "");
+        keys.hang = 4;
         list_item(&keys, "Q [%s]%s x KV", print_group(text, plan, ATTN_Q, first->q), half_of(first->part));
         for (; i < rank->pair_count && rank->pairs[i].q == first->q && rank->pairs[i].part == first->part;
              i++) {

@@ -15,16 +15,6 @@
 #include "memory.h"
 #include "run.h"
 
-static void measure_memory(run *r)
-{
-    run_memory *m = &r->memory;
-    m->limit = r->args->mem_limit;
-    m->program = cli_memory_program(r->args->common.threads);
-    if (r->args->verify || r->args->verify_rows > 0) {
-        m->program += cli_verify_bytes(&r->problem);
-    }
-}
-
 /* What the spool belongs to, beside the problem: the data. */
 static void spool_key(const run *r, char *text, size_t room)
 {
@@ -80,8 +70,9 @@ static attn_status create(run *r, const char *spool)
 
 int run_make_plan(run *r)
 {
-    measure_memory(r);
     run_memory *m = &r->memory;
+    m->limit = r->args->mem_limit;
+    m->program = cli_memory_program(r->args->common.threads);
     if (m->limit > 0 && m->limit <= m->program) {
         char limit[CLI_NUMBER], held[CLI_NUMBER];
         return cli_error(CLI_USAGE, "--mem-limit %s leaves nothing for the work: the program itself takes %s",
@@ -95,7 +86,10 @@ int run_make_plan(run *r)
     if (status != ATTN_OK) {
         return cli_fail(status);
     }
-    m->predicted = m->program + (int64_t)attn_plan_workspace(r->plan);
+    /* The workspace is gone when the result is verified: the plan must not depend on --verify. */
+    int64_t work = (int64_t)attn_plan_workspace(r->plan);
+    int64_t check = r->args->verify || r->args->verify_rows > 0 ? cli_verify_bytes(&r->problem) : 0;
+    m->predicted = m->program + (work > check ? work : check);
     return CLI_OK;
 }
 

@@ -177,9 +177,9 @@ static bool keep_extent(listing *l, const char *name, const entry *e)
 
 static void list_name(listing *l, const char *name)
 {
-    size_t at = strlen(l->names);
-    if (at + strlen(name) + 8 < sizeof l->names) {
-        snprintf(l->names + at, sizeof l->names - at, "%s%s", at > 0 ? ", " : "", name);
+    size_t at = strlen(l->names), length = strlen(name);
+    if (at + length + 8 < sizeof l->names) {
+        snprintf(l->names + at, sizeof l->names - at, "%s%.*s", at > 0 ? ", " : "", (int)length, name);
     } else if (at > 0 && l->names[at - 1] != '.') {
         snprintf(l->names + at, sizeof l->names - at, ", ...");
     }

@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <unistd.h>
 
-enum { HEADS = 2, TOKENS = 20000, DIM = 32, LIMIT = 4 << 20 };
+enum { HEADS = 2, TOKENS = 10000, DIM = 32, LIMIT = 2 << 20 };
 #define OPERAND_BYTES ((off_t)HEADS * TOKENS * DIM * (off_t)sizeof(float))
 
 /* Files with arrays [heads][tokens][dim]: q, k, v one after another; o. */

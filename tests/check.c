@@ -152,13 +152,3 @@ void check_partial(const char *what, const attn_problem *problem, int64_t rows, 
     const int64_t dim_v = problem->dim_v == 0 ? problem->dim_qk : problem->dim_v;
     check_rows(what, &bound, rows, dim_v, o, dim_v, lse, want_o, want_lse);
 }
-
-double check_relative(const float *x, const double *want, int64_t count)
-{
-    double error = 0.0, norm = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        error += ((double)x[i] - want[i]) * ((double)x[i] - want[i]);
-        norm += want[i] * want[i];
-    }
-    return sqrt(error / norm);
-}

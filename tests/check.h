@@ -68,7 +68,4 @@ void check_rows(const char *what, const check_bound *bound, int64_t rows, int64_
 void check_partial(const char *what, const attn_problem *problem, int64_t rows, const float *o,
                    const float *lse, const double *want_o, const double *want_lse);
 
-/* ||x - want|| / ||want|| */
-double check_relative(const float *x, const double *want, int64_t count);
-
 #endif

@@ -118,9 +118,9 @@ static void test_output_types_and_strides(void **state)
         for (int64_t row = 0; row < case_rows(&c); row++) {
             int64_t b = row / (3 * 37), h = row / 37 % 3, n = row % 37;
             for (int64_t d = 0; d < 7; d++) {
-                size_t at = (size_t)(b * 37 * 3 * 14 + h * 14 + n * 3 * 14 + d * 2);
-                assert_int_equal(half[at], attn__f32_to_bf16(c.o[row * 7 + d]));
-                assert_int_equal(half[at + 1], 0);
+                int64_t at = b * 37 * 3 * 14 + h * 14 + n * 3 * 14 + d * 2;
+                assert_int_equal(half[(size_t)at], attn__f32_to_bf16(c.o[row * 7 + d]));
+                assert_int_equal(half[(size_t)at + 1], 0);
             }
         }
         free(half);

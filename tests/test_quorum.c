@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * test_quorum.c - interest sets: every row of the table, Singer, Wichmann, the user's, the fit, the search.
+ * test_quorum.c - interest sets: every row of the table, Singer, Wichmann, the user's, the fit.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -11,39 +11,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "quorum/quorum.h"
-
-static uint64_t seed = 20260101;
-
-/* Random integers from..to. */
-static int64_t pick(int64_t from, int64_t to)
-{
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return from + (int64_t)(seed % (uint64_t)(to - from + 1));
-}
-
-/* Covers Z_W, starts with 0, ascends; by a count that shares nothing with the library's. */
-static void assert_cover(const attn__cover *cover, int64_t workers)
-{
-    assert_int_equal(cover->workers, workers);
-    assert_true(cover->size >= 1);
-    assert_int_equal(cover->set[0], 0);
-    unsigned char *seen = attn__alloc_zero((size_t)workers);
-    assert_non_null(seen);
-    for (int64_t i = 0; i < cover->size; i++) {
-        assert_true(i == 0 || cover->set[i] > cover->set[i - 1]);
-        assert_true(cover->set[i] < workers);
-        for (int64_t j = 0; j < cover->size; j++) {
-            seen[attn__mod(cover->set[i] - cover->set[j], workers)] = 1;
-        }
-    }
-    for (int64_t d = 0; d < workers; d++) {
-        assert_int_equal(seen[d], 1);
-    }
-    attn__free(seen);
-}
+#include "quorum_case.h"
 
 /* k(k - 1) + 1 >= W */
 static int64_t counting_bound(int64_t workers)
@@ -60,12 +28,13 @@ static int64_t counting_bound(int64_t workers)
 /* {last W, most elements}: from the W after the previous row on.  Up to 111 the sizes are the least that
  * exist (Luk & Wong 1997). */
 static const int64_t size_limits[][2] = {
-    {1, 1},    {3, 2},    {7, 3},    {13, 4},   {19, 5},   {20, 6},   {21, 5},   {28, 6},
-    {30, 7},   {31, 6},   {37, 7},   {38, 8},   {39, 7},   {51, 8},   {56, 9},   {57, 8},
-    {65, 9},   {72, 10},  {73, 9},   {79, 10},  {90, 11},  {91, 10},  {93, 11},  {94, 12},
-    {95, 11},  {111, 12}, {113, 12}, {116, 13}, {117, 12}, {128, 13}, {130, 13}, {132, 14},
-    {133, 12}, {145, 14}, {161, 15}, {164, 16}, {165, 15}, {167, 16}, {168, 15}, {175, 16},
-    {176, 15}, {181, 16}, {182, 17}, {183, 14}, {200, 17}, {220, 18}, {252, 19}, {256, 20},
+    {1, 1},    {3, 2},    {7, 3},    {13, 4},   {19, 5},   {20, 6},   {21, 5},   {28, 6},   {30, 7},
+    {31, 6},   {37, 7},   {38, 8},   {39, 7},   {51, 8},   {56, 9},   {57, 8},   {65, 9},   {72, 10},
+    {73, 9},   {79, 10},  {90, 11},  {91, 10},  {93, 11},  {94, 12},  {95, 11},  {113, 12}, {116, 13},
+    {117, 12}, {131, 13}, {132, 14}, {133, 12}, {150, 14}, {152, 15}, {153, 14}, {159, 15}, {160, 14},
+    {169, 15}, {170, 16}, {171, 15}, {175, 16}, {176, 15}, {182, 16}, {183, 14}, {185, 16}, {186, 17},
+    {187, 16}, {191, 17}, {193, 16}, {206, 17}, {207, 18}, {208, 17}, {226, 18}, {227, 19}, {228, 18},
+    {229, 19}, {232, 18}, {233, 19}, {234, 18}, {246, 19}, {247, 18}, {252, 19}, {256, 20},
 };
 
 static void table_rows(void **state)
@@ -403,97 +372,6 @@ static void fit_leaves_users_set(void **state)
     attn__cover_free(&cover);
 }
 
-/* ---- the search ---- */
-
-static void search_finds(void **state)
-{
-    static const int64_t cases[][2] = {{1, 1},  {2, 2},  {3, 2},  {7, 3},   {20, 6},
-                                       {31, 6}, {57, 8}, {64, 9}, {93, 11}, {5, 9}};
-    (void)state;
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        int64_t first[16];
-        int64_t again[16];
-        int64_t found = -1;
-        assert_int_equal(attn__cover_search(cases[i][0], cases[i][1], 200, 5, first, &found), ATTN_OK);
-        assert_int_equal(found, attn__min(cases[i][0], cases[i][1]));
-        attn__cover cover = {.workers = cases[i][0], .size = found, .set = first};
-        assert_cover(&cover, cases[i][0]);
-        /* another time limit, the same seed: the same set */
-        assert_int_equal(attn__cover_search(cases[i][0], cases[i][1], 100, 5, again, &found), ATTN_OK);
-        assert_memory_equal(first, again, (size_t)found * sizeof first[0]);
-    }
-}
-
-static void search_refuses(void **state)
-{
-    (void)state;
-    int64_t set[16];
-    int64_t found = -1;
-    assert_int_equal(attn__cover_search(31, 5, 1, 0, set, &found), ATTN_EINVAL); /* 5 * 4 + 1 < 31 */
-    assert_int_equal(found, 0);
-    assert_int_equal(attn__cover_search(31, 0, 1, 0, set, &found), ATTN_EINVAL); /* 6 is least */
-    assert_int_equal(attn__cover_search(0, 1, 1, 0, set, &found), ATTN_EINVAL);
-    assert_int_equal(attn__cover_search(31, -6, 1, 0, set, &found), ATTN_EINVAL);
-    assert_int_equal(attn__cover_search(31, 6, -1, 0, set, &found), ATTN_EINVAL);
-    assert_int_equal(attn__cover_search(31, 6, (double)NAN, 0, set, &found), ATTN_EINVAL);
-    assert_int_equal(attn__cover_search(31, 6, (double)INFINITY, 0, set, &found), ATTN_EINVAL);
-}
-
-/* 5 elements have 20 differences, but no set covers Z_20 with them: the time runs out, and is kept. */
-static void search_gives_up(void **state)
-{
-    (void)state;
-    int64_t set[5];
-    int64_t found = -1;
-    double begin = attn__now();
-    assert_int_equal(attn__cover_search(20, 0, 0.2, 1, set, &found), ATTN_OK);
-    assert_int_equal(found, 0);
-    assert_true(attn__now() - begin < 5);
-}
-
-/* ---- memory ---- */
-
-/* Every allocation failed in turn, for a chain of calls that uses them all. */
-static attn_status chain(int64_t workers)
-{
-    static const int64_t all[] = {0, 1, 2, 3, 4, 5, 6, 7};
-    int64_t set[64];
-    int64_t found;
-    attn__cover cover = {0};
-    attn_status status = attn__cover_best(&cover, workers);
-    if (status == ATTN_OK) {
-        status = attn__cover_fit(&cover, 3 * workers / 2);
-    }
-    if (status == ATTN_OK) {
-        status = attn__cover_fit_causal(&cover, 3 * workers / 2, 2, 1);
-    }
-    attn__cover_free(&cover);
-    if (status == ATTN_OK) {
-        status = attn__cover_user(&cover, 13, all, 8);
-        attn__cover_free(&cover);
-    }
-    return status == ATTN_OK ? attn__cover_search(20, 6, 100, 3, set, &found) : status;
-}
-
-static void memory_fails(void **state)
-{
-    static const int64_t sizes[] = {31, 200, 273, 300, 1057};
-    (void)state;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
-        size_t before = attn__memory_now();
-        attn_status status = ATTN_ENOMEM;
-        int64_t allowed = 0;
-        for (; status != ATTN_OK; allowed++) {
-            attn__memory_fail_after(allowed);
-            status = chain(sizes[i]);
-            attn__memory_fail_after(-1);
-            assert_true(status == ATTN_OK || status == ATTN_ENOMEM);
-            assert_int_equal(attn__memory_now(), before);
-        }
-        assert_true(allowed > 4);
-    }
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -506,8 +384,6 @@ int main(void)
         cmocka_unit_test(user_refused),    cmocka_unit_test(missing_random),
         cmocka_unit_test(fit_random),      cmocka_unit_test(fit_is_least),
         cmocka_unit_test(fit_published),   cmocka_unit_test(fit_leaves_users_set),
-        cmocka_unit_test(search_finds),    cmocka_unit_test(search_refuses),
-        cmocka_unit_test(search_gives_up), cmocka_unit_test(memory_fails),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -16,22 +16,11 @@
 #include <math.h>
 #include <string.h>
 
-#include "quorum/quorum.h"
+#include "quorum_case.h"
 
 enum { ROWS = 4 }; /* tokens of a group, where a unit is wanted */
 
-static const attn__band open_band = {-ATTN__BAND_OPEN, ATTN__BAND_OPEN};
 static const attn__band causal_band = {-ATTN__BAND_OPEN, 0};
-
-static uint64_t seed = 20260103;
-
-static int64_t pick(int64_t from, int64_t to)
-{
-    seed ^= seed << 13;
-    seed ^= seed >> 7;
-    seed ^= seed << 17;
-    return from + (int64_t)(seed % (uint64_t)(to - from + 1));
-}
 
 /* ---- one worker, counted again ---- */
 
@@ -40,25 +29,15 @@ static attn__traffic traffic_by_hand(const attn__schedule *s, int64_t rank, cons
                                      int64_t count, const attn__bytes *bytes)
 {
     const attn__layout *layout = attn__schedule_layout(s);
-    const int64_t *set_q, *set_kv;
-    int64_t size_q, size_kv;
-    attn__schedule_sets(s, &set_q, &size_q, &set_kv, &size_kv);
     attn__traffic t = {0};
     for (int64_t group = 0; group < layout->workers; group++) {
-        bool in_q = false, in_kv = false, used_q = false, used_kv = false;
-        for (int64_t i = 0; i < size_q; i++) {
-            in_q |= (rank + set_q[i]) % layout->workers == group;
-        }
-        for (int64_t i = 0; i < size_kv; i++) {
-            in_kv |= (rank + set_kv[i]) % layout->workers == group;
-        }
+        bool used_q = false, used_kv = false;
         for (int64_t i = 0; i < count; i++) {
             used_q |= pairs[i].q == group;
             used_kv |= pairs[i].kv == group;
         }
         int64_t nq = attn__group_count(layout->tokens_q, layout->workers, group);
         int64_t nk = attn__group_count(layout->tokens_kv, layout->workers, group);
-        t.tokens += attn__max(in_q ? nq : 0, in_kv ? nk : 0);
         if (group != rank) {
             int64_t inputs = used_q * nq * bytes->q + used_kv * nk * (bytes->k + bytes->v);
             t.bytes_in += inputs;

@@ -107,11 +107,23 @@ const char *attn__cpu_name(uint32_t feature);
 
 #ifdef _OPENMP
 #include <omp.h>
-static inline int attn__threads_max(void) { return omp_get_max_threads(); }
-static inline int attn__thread(void) { return omp_get_thread_num(); }
+static inline int attn__threads_max(void)
+{
+    return omp_get_max_threads();
+}
+static inline int attn__thread(void)
+{
+    return omp_get_thread_num();
+}
 #else
-static inline int attn__threads_max(void) { return 1; }
-static inline int attn__thread(void) { return 0; }
+static inline int attn__threads_max(void)
+{
+    return 1;
+}
+static inline int attn__thread(void)
+{
+    return 0;
+}
 #endif
 
 /* ---- the rest (clock.c, hash.c) ---- */

@@ -142,18 +142,27 @@ static attn_status search_workers(attn_plan *plan, const attn_options *options)
 
 /* ---- quorums ---- */
 
-static attn_status build_cyclic(attn_plan *plan, const attn_options *options)
+/* The multiple of the set whose longest subsequence is least; under a causal mask, of those the one that moves
+ * the fewest bytes. */
+static attn_status fit_cover(attn_plan *plan)
+{
+    int64_t tokens = attn__max(plan->problem.tokens_q, plan->problem.tokens_kv);
+    attn__bytes bytes = attn__problem_bytes(&plan->problem);
+    ATTN__TRY(attn__cover_fit(&plan->cover, tokens));
+    if (plan->problem.mask != ATTN_MASK_CAUSAL) {
+        return ATTN_OK;
+    }
+    return attn__cover_fit_causal(&plan->cover, tokens, bytes.q + bytes.o, bytes.k + bytes.v);
+}
+
+static attn_status find_cover(attn_plan *plan, const attn_options *options)
 {
     int64_t workers = plan->layout.workers;
     if (options->interest_set != NULL) {
-        ATTN__TRY(attn__cover_user(&plan->cover, workers, options->interest_set, options->interest_size));
-    } else {
-        ATTN__TRY(attn__cover_best(&plan->cover, workers));
-        if (!options->classic) {
-            ATTN__TRY(attn__cover_fit(&plan->cover, plan->problem.tokens_q));
-        }
+        return attn__cover_user(&plan->cover, workers, options->interest_set, options->interest_size);
     }
-    return ATTN_OK;
+    ATTN__TRY(attn__cover_best(&plan->cover, workers));
+    return options->classic ? ATTN_OK : fit_cover(plan);
 }
 
 static attn_status build_schedule(attn_plan *plan, int64_t rectangle)
@@ -271,7 +280,7 @@ static attn_status settle(attn_plan *plan, const attn_options *options)
     if (options->workers == 0 && options->memory_limit > 0) {
         ATTN__TRY(search_workers(plan, options));
     }
-    ATTN__TRY(build_cyclic(plan, options));
+    ATTN__TRY(find_cover(plan, options));
     if (options->quorum == ATTN_QUORUM_AUTO) {
         return build_auto(plan, options);
     }

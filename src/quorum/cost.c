@@ -93,27 +93,6 @@ static material list_material(const attn__schedule *s, int64_t rank, const attn_
     return m;
 }
 
-/* Tokens of the groups in either quorum; of a group that is in both, the longer of its two sides. */
-static int64_t held_tokens(const attn__schedule *s, int64_t rank)
-{
-    const attn__layout *layout = attn__schedule_layout(s);
-    const int64_t *set_q, *set_kv;
-    int64_t size_q, size_kv;
-    attn__schedule_sets(s, &set_q, &size_q, &set_kv, &size_kv);
-    int64_t tokens = 0;
-    for (int64_t i = 0, j = 0; i < size_q || j < size_kv;) {
-        bool q = i < size_q && (j == size_kv || set_q[i] <= set_kv[j]);
-        bool kv = j < size_kv && (i == size_q || set_kv[j] <= set_q[i]);
-        int64_t group = (rank + (q ? set_q[i] : set_kv[j])) % layout->workers;
-        int64_t side_q = q ? attn__group_count(layout->tokens_q, layout->workers, group) : 0;
-        int64_t side_kv = kv ? attn__group_count(layout->tokens_kv, layout->workers, group) : 0;
-        tokens += attn__max(side_q, side_kv);
-        i += q;
-        j += kv;
-    }
-    return tokens;
-}
-
 /* sum += rows * bytes; false on overflow */
 static bool add_bytes(int64_t *sum, int64_t rows, int64_t bytes)
 {
@@ -139,7 +118,7 @@ static attn_status measure(const attn__schedule *s, int64_t rank, const attn_pai
                            const attn__bytes *bytes, attn__traffic *traffic, material *m)
 {
     attn__band band = attn__schedule_layout(s)->band;
-    *traffic = (attn__traffic){.tokens = held_tokens(s, rank)};
+    *traffic = (attn__traffic){0};
     *m = list_material(s, rank, pairs, count);
     traffic->messages = m->sources + m->q_groups_away;
     bool fits = weigh(m, bytes, traffic);

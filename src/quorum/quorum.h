@@ -134,7 +134,6 @@ typedef struct attn__bytes { /* of one token row, over all batches and heads */
 } attn__bytes;
 
 typedef struct attn__traffic {
-    int64_t tokens; /* union of the quorums */
     int64_t cells;
     int64_t bytes_in, bytes_out; /* forward, own group at home */
     int64_t backward_in, backward_out;

@@ -4,6 +4,10 @@
 # shellcheck source=tests/cli/tap.inc
 . "$(dirname "$0")/tap.inc"
 
+# fontconfig, which cairo asks for fonts, keeps its caches to the end
+echo 'leak:libfontconfig' >"$work/leaks"
+export LSAN_OPTIONS="suppressions=$work/leaks:print_suppressions=0"
+
 svg=$work/plan.svg
 exits 0 "svg" plan --tokens 10 --workers 7 --picture "$svg"
 check "svg: it is there" test -s "$svg"
@@ -26,6 +30,17 @@ COLORTERM=truecolor "$program" plan --tokens 10 --workers 7 --picture - --color 
 prints "$(printf '\033')\[38;5;[0-9]+;48;2;" "terminal: 24-bit colours"
 NO_COLOR=1 "$program" plan --tokens 10 --workers 7 --picture - >"$out"
 check "terminal: NO_COLOR" test "$(grep -c "$(printf '\033')" "$out")" -eq 0
+if command -v script >/dev/null; then
+    on_terminal() { # ENVIRONMENT: the picture as a terminal gets it
+        script -qec "env $1 '$program' plan --tokens 10 --workers 7 --picture -" /dev/null >"$out" </dev/null
+    }
+    on_terminal TERM=xterm
+    prints "$(printf '\033')\[38;5;" "a real terminal has colours"
+    on_terminal "TERM=xterm NO_COLOR=1"
+    check "a real terminal, NO_COLOR" test "$(grep -c "$(printf '\033')" "$out")" -eq 0
+    on_terminal TERM=dumb
+    check "a real terminal, TERM=dumb" test "$(grep -c "$(printf '\033')" "$out")" -eq 0
+fi
 exits 0 "terminal, many tokens" plan --tokens 100k --workers 31 --picture -
 prints 'squares: each shows the cell in its middle' "terminal: many tokens are cut to squares"
 check "terminal: lines fit 80 columns" test "$(awk 'length > 80' "$out" | wc -l)" -eq 0

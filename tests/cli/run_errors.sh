@@ -42,7 +42,8 @@ as_q 4 '2 tensors and none is called "q".*: a, b' two.safetensors
 as_q 4 'no tensor "c"; it has: a, b' two.safetensors:c
 as_q 4 'leave out :x' good.npy:x
 as_q 4 'No such file' missing.npy
-as_q 4 'not a regular file' .
+mkdir "$work/d.npy"
+as_q 4 'not a regular file' d.npy
 
 # shapes that do not fit
 as_q 2 'shape \[1, 1, 1, 4, 6\]; 2, 3 or 4 dimensions' five.npy
@@ -67,7 +68,7 @@ refuses 2 '--q is missing' "k and v without q" run --k "$good" --v "$good"
 refuses 2 'one or the other' "files and --random" run --q "$good" --random tokens=5,dim=2
 refuses 2 'at least 1' "W = 0" run --random tokens=5,dim=2 --workers 0
 refuses 2 'at least 1' "W = -3" run --random tokens=5,dim=2 --workers=-3
-refuses 2 'at least 1' "negative memory limit" run --random tokens=5,dim=2 --mem-limit=-1
+refuses 2 'must not be negative' "negative memory limit" run --random tokens=5,dim=2 --mem-limit=-1
 refuses 2 'mem-limit' "memory limit that overflows" run --random tokens=5,dim=2 --mem-limit 99999999999GiB
 refuses 2 'leaves nothing for the work' "memory limit of 1 MiB" run --random tokens=5,dim=2 --mem-limit 1MiB
 refuses 2 'tokens' "zero tokens" run --random tokens=0,dim=2
@@ -89,7 +90,6 @@ refuses 2 'called .npy or .safetensors' "--out x.txt" run --random tokens=9,dim=
 
 # outputs that cannot be written: known before the work
 refuses 4 'No such file' "--out in no folder" run --random tokens=9,dim=2 --out "$work/no/o.npy"
-mkdir "$work/d.npy"
 refuses 4 'not a regular file' "--out is a folder with that name" run --random tokens=9,dim=2 --out "$work/d.npy"
 refuses 4 'cannot write' "--lse in no folder" run --random tokens=9,dim=2 --out "$work/o.npy" --lse "$work/no/l.npy"
 check "the other output is not left behind" test ! -e "$work/o.npy" -a ! -e "$work/.o.npy.part"

@@ -214,7 +214,7 @@ static void softmax_panel(float *s, int64_t count, float *max, float *sum, float
     vec less0 = vec_select(vec_less(none, max0), max0, zero);
     vec less1 = vec_select(vec_less(none, max1), max1, zero);
     vec fade0 = flash_exp2(vec_sub(old0, less0)), fade1 = flash_exp2(vec_sub(old1, less1));
-    vec sum0 = vec_mul(vec_load(sum), fade0), sum1 = vec_mul(vec_load(sum + VEC_LANES), fade1);
+    vec sum0 = zero, sum1 = zero; /* of this tile alone, for a small rounding error */
     for (int64_t j = 0; j < count; j++) {
         vec p0 = flash_exp2(vec_sub(vec_load(s + j * PANEL), less0));
         vec p1 = flash_exp2(vec_sub(vec_load(s + j * PANEL + VEC_LANES), less1));
@@ -225,8 +225,8 @@ static void softmax_panel(float *s, int64_t count, float *max, float *sum, float
     }
     vec_store(fade, fade0);
     vec_store(fade + VEC_LANES, fade1);
-    vec_store(sum, sum0);
-    vec_store(sum + VEC_LANES, sum1);
+    vec_store(sum, vec_fma(vec_load(sum), fade0, sum0));
+    vec_store(sum + VEC_LANES, vec_fma(vec_load(sum + VEC_LANES), fade1, sum1));
 }
 
 /* Whether all of v[dim] is finite: x * 0 is 0 then, and NaN otherwise. */

@@ -110,15 +110,17 @@ static void score_panel(float *s, const float *k, int64_t k_token, int64_t count
     }
 }
 
-/* ot[m][PANEL] = ot * fade + v[count][m]^T * p[count][PANEL] */
+/* ot[m][PANEL] = ot * fade + v[count][m]^T * p[count][PANEL].  The new keys are summed apart from the old
+ * ones: blocks of a sum keep its rounding error small, and one FMA at the end is no dearer than a product
+ * before. */
 VEC_INLINE void value_rows(const int m, float *ot, const float *fade, const float *v, int64_t v_token,
                            const float *p, int64_t count)
 {
     vec acc[VEC_ROWS][2];
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        acc[i][0] = vec_mul(vec_load(ot + i * PANEL), vec_load(fade));
-        acc[i][1] = vec_mul(vec_load(ot + i * PANEL + VEC_LANES), vec_load(fade + VEC_LANES));
+        acc[i][0] = vec_set(0.0f);
+        acc[i][1] = vec_set(0.0f);
     }
     for (int64_t j = 0; j < count; j++) {
         vec p0 = vec_load(p + j * PANEL);
@@ -133,8 +135,9 @@ VEC_INLINE void value_rows(const int m, float *ot, const float *fade, const floa
     }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        vec_store(ot + i * PANEL, acc[i][0]);
-        vec_store(ot + i * PANEL + VEC_LANES, acc[i][1]);
+        float *at = ot + i * PANEL;
+        vec_store(at, vec_fma(vec_load(at), vec_load(fade), acc[i][0]));
+        vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), vec_load(fade + VEC_LANES), acc[i][1]));
     }
 }
 
