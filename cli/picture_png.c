@@ -7,6 +7,7 @@
 #if ATTN_HAVE_CAIRO
 
 #include <cairo.h>
+#include <math.h>
 #include <stdlib.h>
 
 #define ZOOM 2.0
@@ -43,23 +44,29 @@ static void png_rect(picture_canvas *canvas, double x, double y, double width, d
     cairo_rectangle(canvas->state, x, y, width, height);
 }
 
-/* Slanted lines over the whole picture, cut to the shape. */
+/* Lines x + slope * y = c for every sixth c, from edge to edge of the box: neighbours' lines meet. */
+static void slanted_lines(cairo_t *cairo, double slope, const double box[4])
+{
+    double x0 = box[0], y0 = box[1], x1 = box[2], y1 = box[3];
+    double least = x0 + fmin(slope * y0, slope * y1), most = x1 + fmax(slope * y0, slope * y1);
+    for (double c = 6 * floor(least / 6); c <= most; c += 6) {
+        cairo_move_to(cairo, c - slope * y0, y0);
+        cairo_line_to(cairo, c - slope * y1, y1);
+    }
+}
+
+/* Hatches the open path and keeps to its inside. */
 static void draw_hatch(cairo_t *cairo, int hatch)
 {
-    double x0, y0, x1, y1;
+    double box[4];
     cairo_save(cairo);
     cairo_clip(cairo);
-    cairo_clip_extents(cairo, &x0, &y0, &x1, &y1);
-    double height = y1 - y0;
-    for (double x = 6 * (int)((x0 - height) / 6) - 6; x < x1 + height; x += 6) {
-        if (hatch != 2) { /* rising, or both; phase as if from the origin */
-            cairo_move_to(cairo, x + y0, y0);
-            cairo_line_to(cairo, x + y0 - height, y1);
-        }
-        if (hatch != 1) {
-            cairo_move_to(cairo, x, y0);
-            cairo_line_to(cairo, x + height, y1);
-        }
+    cairo_clip_extents(cairo, &box[0], &box[1], &box[2], &box[3]);
+    if (hatch != 2) { /* rising, or both */
+        slanted_lines(cairo, 1, box);
+    }
+    if (hatch != 1) { /* falling, or both */
+        slanted_lines(cairo, -1, box);
     }
     cairo_set_source_rgba(cairo, 0, 0, 0, 0.55);
     cairo_set_line_width(cairo, 1);

@@ -91,4 +91,4 @@ set(ATTN_CLI
     cli/verify.c)
 
 # each verb has a man page
-set(ATTN_VERBS info plan run bench)
+set(ATTN_VERBS bench completion help info plan run)

@@ -216,6 +216,27 @@ static void test_huge(void **state)
     }
 }
 
+/* All scores far below 0: a maximum that began at 0 would make every weight 0. */
+static void test_all_low(void **state)
+{
+    uint64_t seed = 9;
+    (void)state;
+    for (int64_t n = 1; n < 300; n += 37) {
+        kernel_case c = kernel_case_plain(20, n, 16, n % 2 == 0);
+        kernel_case_open(&c, &seed);
+        for (int64_t j = 0; j < n; j++) {
+            kernel_set(&c, &c.k[0], j, 0, -40.0);
+        }
+        for (int64_t i = 0; i < 20; i++) {
+            kernel_set(&c, &c.q, i, 0, 100.0);
+        }
+        kernel_case_solve(&c);
+        assert_true(c.want_lse[19] < -900.0);
+        run_all(&c);
+        kernel_case_close(&c);
+    }
+}
+
 static void test_no_keys(void **state)
 {
     uint64_t seed = 6;
@@ -365,8 +386,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_random),   cmocka_unit_test(test_edges),      cmocka_unit_test(test_dims),
         cmocka_unit_test(test_poisoned), cmocka_unit_test(test_masked_nan), cmocka_unit_test(test_all_equal),
-        cmocka_unit_test(test_huge),     cmocka_unit_test(test_no_keys),    cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_accuracy), cmocka_unit_test(test_table),      cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_huge),     cmocka_unit_test(test_all_low),    cmocka_unit_test(test_no_keys),
+        cmocka_unit_test(test_repeats),  cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_table),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

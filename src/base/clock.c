@@ -1,5 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* clock.c - the monotonic clock, in seconds. */
+#ifndef _POSIX_C_SOURCE /* for a build by plain cc */
+#define _POSIX_C_SOURCE 200809L
+#endif
+
 #include <time.h>
 
 #include "base/base.h"

@@ -142,8 +142,8 @@ static attn_status search_workers(attn_plan *plan, const attn_options *options)
 
 /* ---- quorums ---- */
 
-/* The multiple of the set whose longest subsequence is least; under a causal mask, of those the one that moves
- * the fewest bytes. */
+/* The multiple of the set whose longest subsequence is least; under a causal mask, of those the one that
+ * moves the fewest bytes. */
 static attn_status fit_cover(attn_plan *plan)
 {
     int64_t tokens = attn__max(plan->problem.tokens_q, plan->problem.tokens_kv);

@@ -8,6 +8,10 @@
  * a checksum; a piece that fails either is told and computed again.  A manifest of another problem is
  * refused.  A lock keeps a second process out.
  */
+#ifndef _POSIX_C_SOURCE /* for a build by plain cc */
+#define _POSIX_C_SOURCE 200809L
+#endif
+
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>

@@ -22,31 +22,34 @@
 #pragma STDC FP_CONTRACT OFF /* gcc does not know it, and does not contract under -std=c11 */
 #endif
 
-/* e^-x for x >= 0 to about 1e-13, relative; 0 beyond 87, where fp32 ends.  x = n ln 2 - f. */
+/* e^-x for x >= 0 to 3e-10, relative; 0 beyond 87, where fp32 ends.  x = n ln 2 - f with |f| <= ln(2)/2. */
 static double exp_minus(double x)
 {
-    /* 1/i!, i = 11 ... 0: |f| <= ln(2)/2, so the next term is 6e-15. */
-    static const double series[] = {1.0 / 39916800, 1.0 / 3628800, 1.0 / 362880, 1.0 / 40320,
-                                    1.0 / 5040,     1.0 / 720,     1.0 / 120,    1.0 / 24,
-                                    1.0 / 6,        1.0 / 2,       1.0,          1.0};
+    static const double series[] = {1.0 / 40320, 1.0 / 5040, 1.0 / 720, 1.0 / 120, 1.0 / 24,
+                                    1.0 / 6,     1.0 / 2,    1.0,       1.0}; /* 1/i!, i = 8 ... 0 */
     if (!(x < 87.0)) {
         return 0.0;
     }
-    int n = (int)(x * 1.44269504088896340736 + 0.5);
-    double f = n * 0.69314718055994530942 - x;
-    double sum = 0.0;
+    const int n = (int)(x * 1.44269504088896340736 + 0.5);
+    const double f = n * 0.69314718055994530942 - x;
+    double sum = 0.0, power;
     for (size_t i = 0; i < sizeof series / sizeof series[0]; i++) {
         sum = sum * f + series[i];
     }
-    return ldexp(sum, -n); /* exact */
+    const uint64_t bits = (uint64_t)(1023 - n) << 52; /* 2^-n */
+    memcpy(&power, &bits, sizeof power);
+    return sum * power;
 }
 
-/* log(1 + x) for 0 <= x <= 1 to about 1e-12: 2 artanh(z), z = x / (2 + x) <= 1/3. */
+/* log(1 + x) for 0 <= x <= 1 to 3e-10: 2 artanh(z), z = x / (2 + x) <= 1/3. */
 static double log_1_plus(double x)
 {
-    double z = x / (2.0 + x), square = z * z, sum = 0.0;
-    for (int i = 21; i >= 1; i -= 2) {
-        sum = sum * square + 1.0 / i;
+    static const double series[] = {1.0 / 17, 1.0 / 15, 1.0 / 13, 1.0 / 11, 1.0 / 9,
+                                    1.0 / 7,  1.0 / 5,  1.0 / 3,  1.0};
+    const double z = x / (2.0 + x), square = z * z;
+    double sum = 0.0;
+    for (size_t i = 0; i < sizeof series / sizeof series[0]; i++) {
+        sum = sum * square + series[i];
     }
     return 2.0 * z * sum;
 }
@@ -92,8 +95,9 @@ static void merge_row(float *o1, float *lse1, const float *o2, float lse2, int64
         return;
     }
     const double small = exp_minus(fabs(difference));
-    const float greater = (float)(1.0 / (1.0 + small)), lesser = (float)(small / (1.0 + small));
     const bool first = difference >= 0.0;
+    const double share = 1.0 / (1.0 + small);
+    const float greater = (float)share, lesser = (float)(small * share);
     *lse1 = (float)((double)(first ? *lse1 : lse2) + log_1_plus(small));
     blend(o1, first ? greater : lesser, o2, first ? lesser : greater, dim);
 }

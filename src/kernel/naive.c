@@ -15,7 +15,10 @@
 
 #include "kernel/rows.h"
 
-enum { SCRATCH_ALIGN = 16 }; /* floats */
+enum {
+    SCRATCH_ALIGN = 16, /* floats */
+    STRIP = 64,         /* rows that the products take at a time, so that q and o stay in the L1 cache */
+};
 
 typedef struct areas {
     float *q;         /* [dim_qk][rows], times scale */
@@ -67,23 +70,23 @@ static void add_scaled(float *restrict y, float a, const float *restrict x, int6
     }
 }
 
-/* First product: s[key][row] = scale * k.q over all keys, -inf where the row does not see the key. */
-static void scores(const attn__block *block, const areas *at)
+/* First product, for the rows first .. first + count: s[key][row] = scale * k.q over all keys, -inf where the
+ * row does not see the key. */
+static void scores(const attn__block *block, const areas *at, int64_t first, int64_t count)
 {
-    const int64_t rows = block->count;
-    float *s = at->s;
+    float *s = at->s + first;
     for (int64_t n = 0; n < block->span_count; n++) {
         const attn__span *span = &block->spans[n];
-        for (int64_t j = 0; j < span->count; j++, s += rows) {
-            widen(at->k, span->k, j * span->k_token, block->dtype, span->k_dim, block->dim_qk);
-            memset(s, 0, sizeof(float) * (size_t)rows);
-            for (int64_t d = 0; d < block->dim_qk; d++) {
-                add_scaled(s, at->k[d], at->q + d * rows, rows);
-            }
+        for (int64_t j = 0; j < span->count; j++, s += block->count) {
             int64_t from, to;
+            widen(at->k, span->k, j * span->k_token, block->dtype, span->k_dim, block->dim_qk);
+            memset(s, 0, sizeof(float) * (size_t)count);
+            for (int64_t d = 0; d < block->dim_qk; d++) {
+                add_scaled(s, at->k[d], at->q + d * block->count + first, count);
+            }
             rows_that_see(block, span->first + j, &from, &to);
-            for (int64_t i = 0; i < rows; i++) {
-                s[i] = from <= i && i < to ? s[i] : -INFINITY;
+            for (int64_t i = 0; i < count; i++) {
+                s[i] = from <= first + i && first + i < to ? s[i] : -INFINITY;
             }
         }
     }
@@ -112,11 +115,12 @@ static void softmax(const attn__block *block, const areas *at, int64_t keys)
     }
 }
 
-/* Second product: o[row] = sum over the keys that the row sees of p[key][row] * v[key]. */
-static void values(const attn__block *block, const areas *at)
+/* Second product, for the rows first .. first + count: o[row] = sum of p[key][row] * v[key] over the keys
+ * that the row sees. */
+static void values(const attn__block *block, const areas *at, int64_t first, int64_t count)
 {
     const float *p = at->s;
-    for (int64_t i = 0; i < block->count; i++) {
+    for (int64_t i = first; i < first + count; i++) {
         memset(block->o + i * block->o_stride, 0, sizeof(float) * (size_t)block->dim_v);
     }
     for (int64_t n = 0; n < block->span_count; n++) {
@@ -125,7 +129,7 @@ static void values(const attn__block *block, const areas *at)
             int64_t from, to;
             widen(at->v, span->v, j * span->v_token, block->dtype, span->v_dim, block->dim_v);
             rows_that_see(block, span->first + j, &from, &to);
-            for (int64_t i = from; i < to; i++) {
+            for (int64_t i = attn__max(from, first); i < attn__min(to, first + count); i++) {
                 add_scaled(block->o + i * block->o_stride, p[i], at->v, block->dim_v);
             }
         }
@@ -145,9 +149,13 @@ static void forward(const attn__block *block, void *scratch)
             at.q[d * block->count + i] = at.k[d] * block->scale;
         }
     }
-    scores(block, &at);
+    for (int64_t i = 0; i < block->count; i += STRIP) {
+        scores(block, &at, i, attn__min(STRIP, block->count - i));
+    }
     softmax(block, &at, keys);
-    values(block, &at);
+    for (int64_t i = 0; i < block->count; i += STRIP) {
+        values(block, &at, i, attn__min(STRIP, block->count - i));
+    }
     for (int64_t i = 0; i < block->count; i++) {
         float sum = at.sum[i];
         for (int64_t d = 0; d < block->dim_v; d++) {

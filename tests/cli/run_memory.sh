@@ -13,8 +13,8 @@ set -- --random heads=4,tokens=12000,dim=64 --seed 2
 exits 0 "without a limit" run "$@" --dry-run --format json
 program_bytes=$(field "$out" memory.program_bytes)
 check "without a limit one worker is enough" test "$(field "$out" workers)" -eq 1
-if [ "$program_bytes" -gt $((64 << 20)) ]; then
-    echo "1..0 # skipped: a program with sanitizers holds $program_bytes bytes by itself"
+if grep -Eaq '__(asan|tsan|msan)_init' "$program"; then
+    echo "1..0 # skipped: a program with sanitizers has memory of its own"
     exit 77
 fi
 
@@ -23,7 +23,7 @@ exits 0 "--save-inputs" run "$@" --save-inputs "$work/in" --dry-run
 exits 0 "without a limit, from files" run "$@" --save-inputs "$work/in" --out "$work/all.npy"
 set -- --q "$work/in-q.npy" --k "$work/in-k.npy" --v "$work/in-v.npy"
 before=
-for room in 24 20 8 3; do
+for room in 24 20 8 5; do
     limit=$((program_bytes + (room << 20)))
     exits 0 "$room MiB for the work" run "$@" --out "$work/o.npy" --mem-limit $limit --format json --verify-rows 2
     cp "$out" "$work/$room.json"
@@ -40,15 +40,19 @@ for room in 24 20 8 3; do
             "$(field "$work/$room.json" summary.spooled)" = True
     fi
     before=$workers
-    check "$room MiB: W - 1 would not fit" sh -c "
-        test $workers -eq 1 || ! '$program' run --q '$work/in-q.npy' --k '$work/in-k.npy' --v '$work/in-v.npy' \
-            --mem-limit $limit --workers $((workers - 1)) --dry-run --spool '$work/none' >/dev/null 2>&1 ||
-            test $(field "$work/$room.json" summary.spooled) = False"
+    # with one worker less it does not fit, or only through a spool
+    if [ "$workers" -gt 1 ]; then
+        spooled=$(field "$work/$room.json" summary.spooled)
+        "$program" run "$@" --mem-limit $limit --workers $((workers - 1)) --dry-run --format json >"$out" 2>"$err"
+        status=$?
+        check "$room MiB: W is the smallest" \
+            test "$status" -eq 2 -o "$spooled$(field "$out" summary.spooled 2>"$err")" = FalseTrue
+    fi
 done
-check "the least memory needs a spool of its own" test "$(field "$work/3.json" summary.spooled)" = True
+check "the least memory needs a spool of its own" test "$(field "$work/5.json" summary.spooled)" = True
 check "which is removed" test -z "$(find "$work" -name '.attn-spool*')"
 exits 2 "more workers than the limit allows" run "$@" --mem-limit $((program_bytes + 100000)) --dry-run
 tells 'no number of workers fits' "the message"
-exits 2 "W = 1 under a small limit" run "$@" --mem-limit $((program_bytes + (3 << 20))) --workers 1 --dry-run
+exits 2 "W = 1 under a small limit" run "$@" --mem-limit $((program_bytes + (5 << 20))) --workers 1 --dry-run
 tells 'W = 1 needs' "the message names W"
 finish

@@ -31,8 +31,9 @@ is_there "$prefix/lib*/libattn.*"
 is_there "$prefix/lib*/pkgconfig/attn.pc"
 is_there "$prefix/share/man/man3/attn.3"
 if [ -d "$build/written" ]; then
-    for page in attn attn-info attn-plan attn-run attn-bench; do
-        is_there "$prefix/share/man/man1/$page.1"
+    is_there "$prefix/share/man/man1/attn.1"
+    for verb in $("$prefix/bin/attn" help | awk '/^Verbs:/ { on = 1; next } /^$/ { on = 0 } on && /^  [a-z]/ { print $1 }'); do
+        is_there "$prefix/share/man/man1/attn-$verb.1"
     done
     is_there "$prefix/share/bash-completion/completions/attn"
     is_there "$prefix/share/zsh/site-functions/_attn"

@@ -45,6 +45,7 @@ enum {
     SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
     KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
+    COPY_PANELS = 4,          /* readers that make copying rows of K and V worth it */
     SCRATCH_ALIGN = 64 / 4,   /* floats */
 };
 
@@ -105,10 +106,12 @@ static void widen(float *dst, const void *src, int64_t offset, attn_dtype dtype,
                   int64_t count)
 {
     const void *from = attn__element(src, dtype, offset);
-    if (dtype != ATTN_F32 && stride == 1) {
-        vec_widen(dst, from, dtype == ATTN_BF16, count);
-    } else {
+    if (stride != 1) {
         attn__to_f32(dst, from, dtype, stride, count);
+    } else if (dtype == ATTN_F32) {
+        memcpy(dst, from, sizeof(float) * (size_t)count);
+    } else {
+        vec_widen(dst, from, dtype == ATTN_BF16, count);
     }
 }
 
@@ -129,29 +132,36 @@ static void pack_queries(const flash_state *state)
     }
 }
 
-/* Keys first .. first + count of span, where they lie if the micro-kernels can read them there. */
+/*
+ * The tile's rows of K or V as the micro-kernels want them: where they lie if that is fp32 with dense dims,
+ * else widened or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a
+ * page each: copied together they are read faster, if enough panels read them.
+ */
+static const float *tile_rows(const flash_state *state, float *copy, const void *array, int64_t *token,
+                              int64_t stride, int64_t dim, int64_t skip, int64_t count)
+{
+    const attn_dtype dtype = state->block->dtype;
+    const bool readable = dtype == ATTN_F32 && (stride == 1 || dim == 1);
+    const bool apart = *token != dim && state->panels >= COPY_PANELS;
+    if (readable && !apart) {
+        return (const float *)array + skip * *token;
+    }
+    for (int64_t j = 0; j < count; j++) {
+        widen(copy + j * dim, array, (skip + j) * *token, dtype, stride, dim);
+    }
+    *token = dim;
+    return copy;
+}
+
+/* Keys first .. first + count of span. */
 static flash_tile load_tile(const flash_state *state, const attn__span *span, int64_t first, int64_t count)
 {
-    const attn__block *block = state->block;
-    int64_t skip = first - span->first;
-    flash_tile tile = {first, count, state->k, state->v, block->dim_qk, block->dim_v};
-    bool fp32 = block->dtype == ATTN_F32;
-    if (fp32 && (span->k_dim == 1 || block->dim_qk == 1)) {
-        tile.k = (const float *)span->k + skip * span->k_token;
-        tile.k_token = span->k_token;
-    }
-    if (fp32 && (span->v_dim == 1 || block->dim_v == 1)) {
-        tile.v = (const float *)span->v + skip * span->v_token;
-        tile.v_token = span->v_token;
-    }
-    for (int64_t j = 0; j < count && tile.k == state->k; j++) {
-        widen(state->k + j * block->dim_qk, span->k, (skip + j) * span->k_token, block->dtype, span->k_dim,
-              block->dim_qk);
-    }
-    for (int64_t j = 0; j < count && tile.v == state->v; j++) {
-        widen(state->v + j * block->dim_v, span->v, (skip + j) * span->v_token, block->dtype, span->v_dim,
-              block->dim_v);
-    }
+    const int64_t skip = first - span->first;
+    flash_tile tile = {.first = first, .count = count, .k_token = span->k_token, .v_token = span->v_token};
+    tile.k =
+        tile_rows(state, state->k, span->k, &tile.k_token, span->k_dim, state->block->dim_qk, skip, count);
+    tile.v =
+        tile_rows(state, state->v, span->v, &tile.v_token, span->v_dim, state->block->dim_v, skip, count);
     return tile;
 }
 
@@ -330,7 +340,8 @@ static void clear(const flash_state *state)
     }
 }
 
-/* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has sum = 0. */
+/* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
+ * sum = 0, which gives O = 0 and lse = -inf. */
 static void write_rows(const flash_state *state)
 {
     const attn__block *block = state->block;
@@ -342,8 +353,7 @@ static void write_rows(const flash_state *state)
         for (int64_t d = 0; d < block->dim_v; d++) {
             to[d] = from[d * PANEL] * inverse;
         }
-        double log2_sum = (double)state->max[row] + log2((double)sum);
-        block->lse[row] = sum == 0.0f ? -INFINITY : (float)(log2_sum * 0.69314718055994530942);
+        block->lse[row] = (float)(((double)state->max[row] + log2((double)sum)) * 0.69314718055994530942);
     }
 }
 
