@@ -255,8 +255,7 @@ static void test_no_keys(void **state)
     open_solve_run(&empty, &seed);
 }
 
-/* The same bits for a second run, with other rubbish in the scratch, and for the same rows behind other ones.
- */
+/* The same bits for a second run.  The scratch is all NaN before each, so nothing of it can be read unset. */
 static void test_repeats(void **state)
 {
     (void)state;
