@@ -11,6 +11,7 @@
 
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -18,17 +19,20 @@
 
 /* ---- stopping ---- */
 
-static volatile sig_atomic_t stopped; /* the only thing that a signal handler may touch */
+_Static_assert(ATOMIC_INT_LOCK_FREE == 2, "a signal handler may store an int");
+
+/* Lock-free, and so fit for a signal handler; read by the threads that compute. */
+static atomic_int stopped;
 
 static void on_stop(int number)
 {
     (void)number;
-    stopped = 1;
+    atomic_store(&stopped, 1);
 }
 
 bool run_stopped(void)
 {
-    return stopped != 0;
+    return atomic_load(&stopped) != 0;
 }
 
 /* The first signal stops cleanly, a second one at once.  A file that grows past a limit is an error code

@@ -343,11 +343,10 @@ static void wrong_fails(void **state)
     other.problem.mask = ATTN_MASK_FULL;
     solve(&other.problem, &other.source);
     assert_false(passes(&s));
-    other.problem.mask = ATTN_MASK_WINDOW; /* each row sees one key less */
-    other.problem.window_left = -1;
-    other.problem.window_right = -1;
     prepare(&s, ATTN_MASK_FULL);
+    other.problem.mask = ATTN_MASK_WINDOW; /* the last row sees one key less */
     other.problem.window_left = N - 2;
+    other.problem.window_right = -1;
     solve(&other.problem, &other.source);
     assert_false(passes(&s));
     prepare(&s, ATTN_MASK_FULL);
@@ -399,10 +398,7 @@ static void rows_without_keys(void **state)
     (void)state;
     fill(9);
     prepare(&s, ATTN_MASK_FULL);
-    s.problem.mask = ATTN_MASK_WINDOW;
-    s.problem.window_left = -1;
-    s.problem.window_right = -1;
-    s.problem.tokens_kv = N / 2;
+    s.problem.tokens_kv = N / 2; /* bottom-right alignment: the first half of the queries sees nothing */
     s.problem.mask = ATTN_MASK_CAUSAL;
     solve(&s.problem, &s.source);
     assert_true(lse[0][0] == -INFINITY && o[0][0][0] == 0);

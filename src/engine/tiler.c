@@ -16,6 +16,9 @@
 /* Rows of one (batch, head) that the spool's fold holds at once: long reads, small memory. */
 enum { FOLD_ROWS = 2048 };
 
+/* 1 MiB of o: about 100 us on one core, a few times what a parallel region costs. */
+enum { FOLD_ALONE = 1 << 18 };
+
 static int64_t planes(const attn_plan *plan)
 {
     return plan->problem.batch * plan->problem.heads_q;
@@ -96,11 +99,13 @@ static void end_turn(attn__run *run, int64_t group)
     pthread_mutex_unlock(&run->lock);
 }
 
+/* A fold is bound by memory: one below FOLD_ALONE elements is done before other threads have woken up. */
 static void fold_in(attn__run *run, const attn_partial *partial)
 {
     const attn_problem *p = &run->plan->problem;
     int64_t count = planes(run->plan);
-#pragma omp parallel for schedule(static) num_threads(run->plan->threads)
+    bool together = count * partial->count * p->dim_v > FOLD_ALONE;
+#pragma omp parallel for schedule(static) num_threads(run->plan->threads) if (together)
     for (int64_t plane = 0; plane < count; plane++) {
         int64_t row = plane * p->tokens_q + partial->first;
         attn__merge(run->acc_o + row * p->dim_v, p->dim_v, run->acc_lse + row,
