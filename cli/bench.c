@@ -86,7 +86,7 @@ static void drop_inputs(sweep *s)
 /* Fresh random q, k and v in unnamed files, which children read by position. */
 static attn_status make_inputs(sweep *s, const attn_problem *p)
 {
-    cli_random random = {.problem = *p, .seed = (uint64_t)s->args->seed};
+    cli_random random = {.problem = *p, .seed = (uint64_t)s->args->seed, .alone = true};
     attn_source source = {.size = sizeof source, .data = &random, .read = cli_random_read};
     attn_status status = ATTN_OK;
     drop_inputs(s);

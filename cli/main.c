@@ -9,6 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "cli.h"
 
 const cli_verb *const cli_verbs[] = {
@@ -49,6 +53,19 @@ static int finish(int code)
     return code;
 }
 
+/* --threads holds for all that the program does, also where no plan counts threads (fp64 reference, random
+ * inputs). */
+static void use_threads(const cli_common *common)
+{
+#ifdef _OPENMP
+    if (common->threads > 0) {
+        omp_set_num_threads((int)common->threads);
+    }
+#else
+    (void)common;
+#endif
+}
+
 static int run_verb(const cli_verb *verb, int argc, char **argv)
 {
     void *values = cli_alloc(1, verb->size);
@@ -58,6 +75,7 @@ static int run_verb(const cli_verb *verb, int argc, char **argv)
         if (common->help) {
             cli_help(stdout, verb);
         } else {
+            use_threads(common);
             code = verb->run(values);
         }
     }

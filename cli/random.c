@@ -72,25 +72,27 @@ void cli_random_normal(uint64_t seed, attn_operand operand, int64_t first, int64
 
 #endif
 
+enum { PIECE = 2048 }; /* elements that one thread makes at a time */
+
 attn_status cli_random_read(void *data, attn_operand operand, int64_t batch, int64_t first, int64_t count,
                             void *dst, int64_t head_stride)
 {
-    enum { PIECE = 2048 };
     const cli_random *random = data;
     const attn_problem *p = &random->problem;
     int64_t heads = operand == ATTN_Q ? p->heads_q : p->heads_kv;
     int64_t tokens = operand == ATTN_Q ? p->tokens_q : p->tokens_kv;
     int64_t dim = operand == ATTN_V ? p->dim_v : p->dim_qk;
+    int64_t pieces = (count * dim + PIECE - 1) / PIECE;
     size_t size = attn_dtype_size(p->dtype);
-    for (int64_t head = 0; head < heads; head++) {
-        int64_t begin = ((batch * heads + head) * tokens + first) * dim;
-        char *to = (char *)dst + (size_t)(head * head_stride) * size;
-        for (int64_t done = 0; done < count * dim; done += PIECE) {
-            float piece[PIECE];
-            int64_t take = count * dim - done < PIECE ? count * dim - done : PIECE;
-            cli_random_normal(random->seed, operand, begin + done, take, piece);
-            cli_from_f32(to + (size_t)done * size, (cli_dtype)p->dtype, piece, take);
-        }
+#pragma omp parallel for schedule(static) if (!random->alone)
+    for (int64_t i = 0; i < heads * pieces; i++) {
+        float piece[PIECE];
+        int64_t head = i / pieces, done = i % pieces * PIECE;
+        int64_t take = count * dim - done < PIECE ? count * dim - done : PIECE;
+        int64_t begin = ((batch * heads + head) * tokens + first) * dim + done;
+        cli_random_normal(random->seed, operand, begin, take, piece);
+        cli_from_f32((char *)dst + (size_t)(head * head_stride + done) * size, (cli_dtype)p->dtype, piece,
+                     take);
     }
     return ATTN_OK;
 }

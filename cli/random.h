@@ -14,6 +14,7 @@
 #ifndef ATTN_CLI_RANDOM_H
 #define ATTN_CLI_RANDOM_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 #include "attn/attn.h"
@@ -28,6 +29,7 @@ void cli_random_normal(uint64_t seed, attn_operand operand, int64_t first, int64
 typedef struct cli_random {
     attn_problem problem;
     uint64_t seed;
+    bool alone; /* no threads: whoever forks afterwards, for OpenMP's threads do not survive it */
 } cli_random;
 
 /* attn_source.read; data is a cli_random. */

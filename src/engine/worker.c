@@ -296,17 +296,19 @@ static int64_t piece_cells(const worker *w, const piece *t)
     return cells;
 }
 
-/* A long piece is told in slices, so that a progress bar moves and a cancel is heard; a slice is worth its
- * barrier. */
+/* A long piece is told in slices, so that a progress bar moves and a cancel is heard.  A slice ends in a
+ * barrier: it must be long, and have many items for each thread. */
 static int64_t slices_of(const worker *w, int64_t cells, int64_t items)
 {
-    const attn_problem *p = &w->run->plan->problem;
+    enum { ITEMS = 16 }; /* of a thread; the barrier then idles less than 1/16 of the time */
+    const attn_plan *plan = w->run->plan;
+    const attn_problem *p = &plan->problem;
     const double slice_flops = 5e9;
     double flops = 2 * (double)cells * (double)(p->dim_qk + p->dim_v) * (double)(p->batch * p->heads_q);
-    if (w->run->plan->event == NULL) {
+    if (plan->event == NULL) {
         return 1;
     }
-    return attn__max(1, attn__min(items, (int64_t)(flops / slice_flops)));
+    return attn__max(1, attn__min(items / (ITEMS * plan->threads), (int64_t)(flops / slice_flops)));
 }
 
 static attn_status compute_piece(worker *w, const piece *t)

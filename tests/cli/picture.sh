@@ -30,7 +30,7 @@ COLORTERM=truecolor "$program" plan --tokens 10 --workers 7 --picture - --color 
 prints "$(printf '\033')\[38;5;[0-9]+;48;2;" "terminal: 24-bit colours"
 NO_COLOR=1 "$program" plan --tokens 10 --workers 7 --picture - >"$out"
 check "terminal: NO_COLOR" test "$(grep -c "$(printf '\033')" "$out")" -eq 0
-if command -v script >/dev/null; then
+if script -qec true /dev/null >/dev/null 2>&1 </dev/null; then # a machine may have no pseudo-terminals
     on_terminal() { # ENVIRONMENT: the picture as a terminal gets it
         script -qec "env $1 '$program' plan --tokens 10 --workers 7 --picture -" /dev/null >"$out" </dev/null
     }

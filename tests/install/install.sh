@@ -3,11 +3,12 @@
 # install.sh - installs into a prefix in the build folder, then builds and runs the examples against the
 # installed tree by find_package and by pkg-config, and looks that everything else is in place.
 #
-# usage: install.sh SOURCE-FOLDER BUILD-FOLDER CC
+# usage: install.sh SOURCE-FOLDER BUILD-FOLDER CC GENERATOR
 set -eu
 source=$1
 build=$2
 cc=$3
+generator=$4
 prefix=$build/prefix
 moved=$build/prefix-moved
 out=$build/prefix-examples
@@ -32,7 +33,8 @@ is_there "$prefix/lib*/pkgconfig/attn.pc"
 is_there "$prefix/share/man/man3/attn.3"
 if [ -d "$build/written" ]; then
     is_there "$prefix/share/man/man1/attn.1"
-    for verb in $("$prefix/bin/attn" help | awk '/^Verbs:/ { on = 1; next } /^$/ { on = 0 } on && /^  [a-z]/ { print $1 }'); do
+    verbs=$("$prefix/bin/attn" help | awk '/^Verbs:/ { on = 1; next } /^$/ { on = 0 } on && /^  [a-z]/ { print $1 }')
+    for verb in $verbs; do
         is_there "$prefix/share/man/man1/attn-$verb.1"
     done
     is_there "$prefix/share/bash-completion/completions/attn"
@@ -45,15 +47,11 @@ mv "$prefix" "$moved"
 "$moved/bin/attn" --version
 
 echo "== find_package"
-cmake -S "$source/examples" -B "$out/cmake" -DCMAKE_PREFIX_PATH="$moved" -DCMAKE_C_COMPILER="$cc" >"$out/cmake.log" ||
-    {
-        cat "$out/cmake.log"
-        exit 1
-    }
-cmake --build "$out/cmake" >>"$out/cmake.log" || {
+if ! { cmake -S "$source/examples" -B "$out/cmake" -G "$generator" -DCMAKE_PREFIX_PATH="$moved" \
+    -DCMAKE_C_COMPILER="$cc" && cmake --build "$out/cmake"; } >"$out/cmake.log" 2>&1; then
     cat "$out/cmake.log"
     exit 1
-}
+fi
 (cd "$out/cmake" && ctest --output-on-failure)
 
 if ! command -v pkg-config >/dev/null 2>&1; then
