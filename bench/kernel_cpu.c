@@ -54,7 +54,7 @@ static void *random_array(attn_dtype dtype, int64_t count)
     for (int64_t i = 0; i < count; i++) {
         values[i] = next_random(&state);
     }
-    attn__from_f32(array, dtype, 1, values, count);
+    attn_from_f32(array, dtype, 1, values, count);
     attn__free(values);
     return array;
 }

@@ -5,7 +5,7 @@
  * A file under construction is ".NAME.part" beside its target: a fixed name, so that a killed run leaves at
  * most one of them and the next run takes it over; a lock on it keeps two runs apart.  The lock is taken on
  * an open file while another process may rename that very file away, hence the check afterwards that the name
- * still means the file that was locked.  fp16 and bf16 round to nearest even, as IEEE 754 asks.
+ * still means the file that was locked.
  */
 #define _XOPEN_SOURCE 700 /* realpath */
 
@@ -66,111 +66,25 @@ const char *cli_array_shape(const cli_array *array, char text[CLI_SHAPE_TEXT])
     return text;
 }
 
-static uint32_t bits_of(float x)
-{
-    uint32_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    return bits;
-}
-
-static float float_of(uint32_t bits)
-{
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
-}
-
-static float f16_to_f32(uint16_t half)
-{
-    uint32_t sign = (uint32_t)(half & 0x8000u) << 16, exponent = half >> 10 & 31u, fraction = half & 1023u;
-    if (exponent == 31) {
-        return float_of(sign | 0x7f800000u | fraction << 13);
-    }
-    if (exponent == 0) { /* subnormal: fraction * 2^-24, exact in fp32 */
-        float value = (float)fraction * 0x1p-24f;
-        return sign != 0 ? -value : value;
-    }
-    return float_of(sign | (exponent + 112) << 23 | fraction << 13);
-}
-
-/* Adding 2^k pushes the bits below the target's last one out of fp32, rounded to nearest even by the adder.
- */
-static uint16_t f32_to_f16(float x)
-{
-    uint16_t sign = (uint16_t)(bits_of(x) >> 16 & 0x8000u);
-    float size = float_of(bits_of(x) & 0x7fffffffu);
-    if (size != size) {
-        return sign | 0x7e00u;
-    }
-    if (size >= 65520.0f) { /* halfway between the largest fp16 and the next power of two */
-        return sign | 0x7c00u;
-    }
-    if (size < 0x1p-14f) { /* subnormal: the last place is worth 2^-24 = ulp(0.5) */
-        return (uint16_t)(sign | (bits_of(size + 0.5f) - bits_of(0.5f)));
-    }
-    uint32_t bits = bits_of(size), odd = bits >> 13 & 1u;
-    return (uint16_t)(sign | (((bits + 0xfffu + odd) >> 13) - (112u << 10)));
-}
-
-static uint16_t f32_to_bf16(float x)
-{
-    uint32_t bits = bits_of(x);
-    if (x != x) {
-        return (uint16_t)(bits >> 16 | 0x40u); /* quiet: rounding could make a NaN infinite */
-    }
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
 void cli_to_f32(float *dst, const void *src, cli_dtype dtype, int64_t count)
 {
-    const char *bytes = src;
-    uint16_t half;
-    double wide;
-    switch (dtype) {
-    case CLI_F32:
-        memcpy(dst, src, 4 * (size_t)count);
-        break;
-    case CLI_F16:
-        for (int64_t i = 0; i < count; i++) {
-            memcpy(&half, bytes + 2 * i, 2);
-            dst[i] = f16_to_f32(half);
-        }
-        break;
-    case CLI_BF16:
-        for (int64_t i = 0; i < count; i++) {
-            memcpy(&half, bytes + 2 * i, 2);
-            dst[i] = float_of((uint32_t)half << 16);
-        }
-        break;
-    case CLI_F64:
-        for (int64_t i = 0; i < count; i++) {
-            memcpy(&wide, bytes + 8 * i, 8);
-            dst[i] = (float)wide;
-        }
-        break;
+    if (dtype != CLI_F64) {
+        attn_to_f32(dst, src, (attn_dtype)dtype, 1, count);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        dst[i] = (float)((const double *)src)[i];
     }
 }
 
 void cli_from_f32(void *dst, cli_dtype dtype, const float *src, int64_t count)
 {
-    char *bytes = dst;
-    switch (dtype) {
-    case CLI_F32:
-        memcpy(dst, src, 4 * (size_t)count);
-        break;
-    case CLI_F16:
-    case CLI_BF16:
-        for (int64_t i = 0; i < count; i++) {
-            uint16_t half = dtype == CLI_F16 ? f32_to_f16(src[i]) : f32_to_bf16(src[i]);
-            memcpy(bytes + 2 * i, &half, 2);
-        }
-        break;
-    case CLI_F64:
-        for (int64_t i = 0; i < count; i++) {
-            double wide = src[i];
-            memcpy(bytes + 8 * i, &wide, 8);
-        }
-        break;
+    if (dtype != CLI_F64) {
+        attn_from_f32(dst, (attn_dtype)dtype, 1, src, count);
+        return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+        ((double *)dst)[i] = (double)src[i];
     }
 }
 

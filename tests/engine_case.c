@@ -59,7 +59,7 @@ static void *fill(const attn_problem *p, attn_operand x, uint64_t *seed)
     assert_non_null(data);
     for (int64_t i = 0; i < count; i++) {
         float value = (float)check_normal(seed);
-        attn__from_f32(data + (size_t)i * attn_dtype_size(p->dtype), p->dtype, 1, &value, 1);
+        attn_from_f32(data + (size_t)i * attn_dtype_size(p->dtype), p->dtype, 1, &value, 1);
     }
     return data;
 }

@@ -110,14 +110,14 @@ static char *element(const kernel_case *c, const kernel_array *a, int64_t token,
 double kernel_get(const kernel_case *c, const kernel_array *array, int64_t token, int64_t d)
 {
     float x;
-    attn__to_f32(&x, element(c, array, token, d), c->dtype, 1, 1);
+    attn_to_f32(&x, element(c, array, token, d), c->dtype, 1, 1);
     return (double)x;
 }
 
 void kernel_set(const kernel_case *c, kernel_array *array, int64_t token, int64_t d, double x)
 {
     float value = (float)x;
-    attn__from_f32(element(c, array, token, d), c->dtype, 1, &value, 1);
+    attn_from_f32(element(c, array, token, d), c->dtype, 1, &value, 1);
 }
 
 void kernel_case_open(kernel_case *c, uint64_t *seed)

@@ -114,11 +114,11 @@ static void test_strided_conversion(void **state)
     (void)state;
     uint16_t halves[6] = {0x3c00, 0, 0x4000, 0, 0x4200, 0};
     float out[3], back[6] = {0};
-    attn__to_f32(out, halves, ATTN_F16, 2, 3);
+    attn_to_f32(out, halves, ATTN_F16, 2, 3);
     assert_true(out[0] == 1 && out[1] == 2 && out[2] == 3);
-    attn__from_f32(back, ATTN_F32, 2, out, 3);
+    attn_from_f32(back, ATTN_F32, 2, out, 3);
     assert_true(back[0] == 1 && back[1] == 0 && back[2] == 2 && back[4] == 3);
-    attn__from_f32(halves + 5, ATTN_F16, -2, out, 3);
+    attn_from_f32(halves + 5, ATTN_F16, -2, out, 3);
     assert_int_equal(halves[5], 0x3c00);
     assert_int_equal(halves[1], 0x4200);
 }

@@ -107,6 +107,13 @@ ATTN_API size_t attn_dtype_size(attn_dtype dtype);
 ATTN_API const char *attn_dtype_name(attn_dtype dtype);
 
 /*
+ * `count` elements of src, `stride` elements apart, to dense fp32; and back, rounded to nearest even.  A NaN
+ * stays a NaN, subnormals are kept.  src and dst lie on multiples of their element's size and do not overlap.
+ */
+ATTN_API void attn_to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, int64_t count);
+ATTN_API void attn_from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count);
+
+/*
  * Masks are bands of the score matrix.  With shift = tokens_kv - tokens_q (bottom-right alignment)
  * key j is visible to query i when
  *     FULL     always

@@ -83,11 +83,6 @@ uint16_t attn__f32_to_f16(float x); /* to nearest even; NaN stays NaN */
 float attn__bf16_to_f32(uint16_t half);
 uint16_t attn__f32_to_bf16(float x); /* to nearest even; NaN stays NaN */
 
-/* count elements, `stride` elements apart in src, to dense fp32 */
-void attn__to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, int64_t count);
-/* count dense fp32 elements to dst, `stride` elements apart */
-void attn__from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count);
-
 /* ---- CPU features (cpu.c) ---- */
 
 enum {
@@ -95,7 +90,7 @@ enum {
     ATTN__CPU_AVX512 = 1u << 1, /* F, BW, DQ, VL */
 };
 
-/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512, amx: that level and those
+/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512: that level and those
  * below. Read once. */
 uint32_t attn__cpu(void);
 /* Tests: replaces what attn__cpu() answers. */

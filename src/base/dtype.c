@@ -95,7 +95,7 @@ uint16_t attn__f32_to_f16(float x)
     return (uint16_t)(sign | (bits_of(float_of(magnitude) + 0.5f) - bits_of(0.5f)));
 }
 
-void attn__to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, int64_t count)
+void attn_to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, int64_t count)
 {
     if (dtype == ATTN_F32) {
         const float *from = src;
@@ -111,7 +111,7 @@ void attn__to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride,
     }
 }
 
-void attn__from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count)
+void attn_from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count)
 {
     if (dtype == ATTN_F32) {
         float *to = dst;

@@ -58,7 +58,7 @@ static attn_status write_tensor(void *data, int64_t batch, int64_t head, int64_t
     for (int64_t i = 0; i < count; i++) {
         const int64_t *s = memory->o.stride;
         int64_t to = batch * s[0] + head * s[1] + (first + i) * s[2];
-        attn__from_f32((char *)memory->o.data + to * element, p->dtype_out, s[3], o + i * o_stride, p->dim_v);
+        attn_from_f32((char *)memory->o.data + to * element, p->dtype_out, s[3], o + i * o_stride, p->dim_v);
         if (memory->lse.data != NULL) {
             s = memory->lse.stride;
             ((float *)memory->lse.data)[batch * s[0] + head * s[1] + (first + i) * s[2]] = lse[i];

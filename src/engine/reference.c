@@ -29,7 +29,7 @@ static attn_status read_rows(reference *r, attn_operand operand, int64_t head, i
     int64_t dim = attn__dim(p, operand), element = (int64_t)attn_dtype_size(p->dtype);
     ATTN__TRY(r->io.source.read(r->io.source.data, operand, r->batch, first, count, r->raw, count * dim));
     for (int64_t i = 0; i < count; i++) {
-        attn__to_f32(r->row, (char *)r->raw + (head * count + i) * dim * element, p->dtype, 1, dim);
+        attn_to_f32(r->row, (char *)r->raw + (head * count + i) * dim * element, p->dtype, 1, dim);
         for (int64_t c = 0; c < dim; c++) {
             dst[i * dim + c] = (double)r->row[c];
         }

@@ -239,8 +239,8 @@ static attn_status emit(const worker *w, attn__block *block, int64_t plane, char
     }
     if (io->lse.data != NULL) {
         const int64_t *s = io->lse.stride;
-        attn__from_f32((float *)io->lse.data + b * s[0] + h * s[1] + block->first * s[2], ATTN_F32, s[2],
-                       block->lse, block->count);
+        attn_from_f32((float *)io->lse.data + b * s[0] + h * s[1] + block->first * s[2], ATTN_F32, s[2],
+                      block->lse, block->count);
     }
     return ATTN_OK;
 }

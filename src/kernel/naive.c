@@ -52,7 +52,7 @@ static areas lay_out(float *scratch, const attn__block *block)
 static void widen(float *dst, const void *src, int64_t offset, attn_dtype dtype, int64_t stride,
                   int64_t count)
 {
-    attn__to_f32(dst, attn__element(src, dtype, offset), dtype, stride, count);
+    attn_to_f32(dst, attn__element(src, dtype, offset), dtype, stride, count);
 }
 
 /* Rows of the block that see the key at `position`: [*from, *to). */

@@ -110,7 +110,7 @@ static void widen(double *dst, const void *src, int64_t offset, attn_dtype dtype
     float chunk[CHUNK];
     for (int64_t i = 0; i < count; i += CHUNK) {
         int64_t n = attn__min(CHUNK, count - i);
-        attn__to_f32(chunk, attn__element(src, dtype, offset + i * stride), dtype, stride, n);
+        attn_to_f32(chunk, attn__element(src, dtype, offset + i * stride), dtype, stride, n);
         for (int64_t j = 0; j < n; j++) {
             dst[i + j] = (double)chunk[j];
         }

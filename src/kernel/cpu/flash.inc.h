@@ -107,7 +107,7 @@ static void widen(float *dst, const void *src, int64_t offset, attn_dtype dtype,
 {
     const void *from = attn__element(src, dtype, offset);
     if (stride != 1) {
-        attn__to_f32(dst, from, dtype, stride, count);
+        attn_to_f32(dst, from, dtype, stride, count);
     } else if (dtype == ATTN_F32) {
         memcpy(dst, from, sizeof(float) * (size_t)count);
     } else {

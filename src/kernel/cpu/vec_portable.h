@@ -110,7 +110,7 @@ VEC_INLINE vec vec_max(vec a, vec b)
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
 {
-    attn__to_f32(dst, src, bf16 ? ATTN_BF16 : ATTN_F16, 1, n);
+    attn_to_f32(dst, src, bf16 ? ATTN_BF16 : ATTN_F16, 1, n);
 }
 
 #endif
