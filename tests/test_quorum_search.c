@@ -55,7 +55,7 @@ static void search_gives_up(void **state)
     int64_t set[5];
     int64_t found = -1;
     double begin = attn__now();
-    assert_int_equal(attn__cover_search(20, 0, 0.2, 1, set, &found), ATTN_OK);
+    assert_int_equal(attn__cover_search(20, 5, 0.2, 1, set, &found), ATTN_OK);
     assert_int_equal(found, 0);
     assert_true(attn__now() - begin < 5);
 }

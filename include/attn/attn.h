@@ -380,9 +380,11 @@ typedef struct attn_cost {
 /* Row `index` (0, 1, ...) of the cost table; ATTN_EINVAL past its end. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_plan_cost(const attn_plan *plan, int64_t index, attn_cost *cost);
 
-/* Searches for an interest set of Z_workers with at most `size` elements (0: one less than the best known)
- * for up to `seconds`; set[capacity] takes it, *found its size, 0 when the time ran out.  Deterministic for a
- * seed. */
+/*
+ * Searches for an interest set of Z_workers with `size` elements (0: as many as the best known has) for up to
+ * `seconds`; set[capacity] takes it, *found its size, 0 when the time ran out.  What a seed finds, it finds
+ * on every machine. ATTN_EINVAL where size * (size - 1) + 1 < workers: no such set can exist.
+ */
 ATTN_API ATTN_MUST_CHECK attn_status attn_interest_search(int64_t workers, int64_t size, double seconds,
                                                           uint64_t seed, int64_t *set, int64_t capacity,
                                                           int64_t *found);

@@ -295,12 +295,9 @@ attn_status attn_interest_search(int64_t workers, int64_t size, double seconds, 
         return attn__fail(ATTN_EINVAL, "attn_interest_search needs workers and seconds, and room for a set");
     }
     ATTN__TRY(attn__cover_best(&best, workers));
-    int64_t want = size > 0 ? size : best.size - 1;
+    int64_t want = size > 0 ? size : best.size;
     attn__cover_free(&best);
     *found = 0;
-    if (want < 1) {
-        return ATTN_OK;
-    }
     if (want > capacity) {
         return attn__fail(ATTN_EINVAL, "a set of %lld does not fit into %lld places", (long long)want,
                           (long long)capacity);

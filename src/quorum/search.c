@@ -195,20 +195,14 @@ static bool search(walk *w, double deadline)
     return false;
 }
 
-/* size 0: one less than the best known; refuses what the counting bound k(k - 1) + 1 >= W excludes. */
-static attn_status target_size(int64_t workers, int64_t *size)
+/* Refuses what the counting bound k(k - 1) + 1 >= W excludes. */
+static attn_status check_size(int64_t workers, int64_t size)
 {
-    if (*size == 0) {
-        attn__cover best;
-        ATTN__TRY(attn__cover_best(&best, workers));
-        *size = best.size - 1;
-        attn__cover_free(&best);
-    }
-    if (*size < 1 || (*size < ATTN__WORKERS_MAX && *size * (*size - 1) + 1 < workers)) {
+    if (size < 1 || (size < ATTN__WORKERS_MAX && size * (size - 1) + 1 < workers)) {
         return attn__fail(ATTN_EINVAL,
                           "%" PRId64 " elements have too few differences to cover Z_%" PRId64
-                          "; the best known set is as small as can be, or ask for more elements",
-                          *size, workers);
+                          "; ask for more elements",
+                          size, workers);
     }
     return ATTN_OK;
 }
@@ -219,10 +213,10 @@ attn_status attn__cover_search(int64_t workers, int64_t size, double seconds, ui
     *found = 0;
     double deadline = attn__now() + seconds;
     ATTN__TRY(attn__cover_check_workers(workers));
-    if (size < 0 || !(seconds >= 0) || isinf(seconds)) {
-        return attn__fail(ATTN_EINVAL, "a search needs a size and a time limit that are not negative");
+    if (!(seconds >= 0) || isinf(seconds)) {
+        return attn__fail(ATTN_EINVAL, "a search needs a time limit that is not negative");
     }
-    ATTN__TRY(target_size(workers, &size));
+    ATTN__TRY(check_size(workers, size));
     walk w = {.workers = workers, .size = size, .set = set, .random = seed};
     w.pairs = attn__alloc_array(workers / 2 + 1, sizeof *w.pairs);
     if (w.pairs == NULL) {
