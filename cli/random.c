@@ -72,7 +72,10 @@ void cli_random_normal(uint64_t seed, attn_operand operand, int64_t first, int64
 
 #endif
 
-enum { PIECE = 2048 }; /* elements that one thread makes at a time */
+enum {
+    PIECE = 2048, /* elements that one thread makes at a time, in some 50 us */
+    MANY = 32,    /* pieces worth waking other threads for */
+};
 
 attn_status cli_random_read(void *data, attn_operand operand, int64_t batch, int64_t first, int64_t count,
                             void *dst, int64_t head_stride)
@@ -84,7 +87,8 @@ attn_status cli_random_read(void *data, attn_operand operand, int64_t batch, int
     int64_t dim = operand == ATTN_V ? p->dim_v : p->dim_qk;
     int64_t pieces = (count * dim + PIECE - 1) / PIECE;
     size_t size = attn_dtype_size(p->dtype);
-#pragma omp parallel for schedule(static) if (!random->alone)
+    bool together = !random->alone && heads * pieces >= MANY;
+#pragma omp parallel for schedule(static) if (together)
     for (int64_t i = 0; i < heads * pieces; i++) {
         float piece[PIECE];
         int64_t head = i / pieces, done = i % pieces * PIECE;

@@ -62,35 +62,54 @@ static void test_run_is_the_reference(void **state)
 }
 
 /* Every road to the same partials gives the same bits: threads, residents, memory or source. */
+static void compare_roads(const attn_problem *p, int64_t workers, uint64_t seed)
+{
+    attn_options o = {.size = sizeof o, .workers = workers, .threads = 1};
+    engine_case c;
+    case_open(&c, p, seed);
+    assert_int_equal(case_run(&c, &o, 0), ATTN_OK);
+    case_compare(&c, "one thread");
+    size_t bytes = (size_t)(case_rows(&c) * p->dim_v) * sizeof(float);
+    size_t lse_bytes = (size_t)case_rows(&c) * sizeof(float);
+    float *o_first = malloc(bytes), *lse_first = malloc(lse_bytes);
+    assert_true(o_first != NULL && lse_first != NULL);
+    memcpy(o_first, c.o, bytes);
+    memcpy(lse_first, c.lse, lse_bytes);
+    for (int way = 0; way < 6; way++) {
+        o.threads = 1 + way;
+        o.resident = 1 + (way * 5) % 7;
+        o.in_memory = way == 2;
+        assert_int_equal(case_run(&c, &o, way % 2), ATTN_OK);
+        assert_memory_equal(c.o, o_first, bytes);
+        assert_memory_equal(c.lse, lse_first, lse_bytes);
+    }
+    free(o_first);
+    free(lse_first);
+    case_close(&c);
+}
+
 static void test_bits_repeat(void **state)
 {
     (void)state;
     for (uint64_t i = 0; i < 30; i++) {
         uint64_t seed = 77 + i;
         attn_problem p = case_problem(&seed, 90);
-        attn_options o = ATTN_INIT(attn_options);
-        engine_case c;
-        o.workers = 1 + case_random(&seed, 14);
-        o.threads = 1;
-        case_open(&c, &p, seed);
-        assert_int_equal(case_run(&c, &o, 0), ATTN_OK);
-        size_t bytes = (size_t)(case_rows(&c) * p.dim_v) * sizeof(float),
-               lse_bytes = (size_t)case_rows(&c) * sizeof(float);
-        float *o_first = malloc(bytes), *lse_first = malloc(lse_bytes);
-        assert_true(o_first != NULL && lse_first != NULL);
-        memcpy(o_first, c.o, bytes);
-        memcpy(lse_first, c.lse, lse_bytes);
-        for (int way = 0; way < 6; way++) {
-            o.threads = 1 + way;
-            o.resident = 1 + (way * 5) % 7;
-            o.in_memory = way == 2;
-            assert_int_equal(case_run(&c, &o, way % 2), ATTN_OK);
-            assert_memory_equal(c.o, o_first, bytes);
-            assert_memory_equal(c.lse, lse_first, lse_bytes);
+        compare_roads(&p, 1 + case_random(&seed, 14), seed);
+    }
+}
+
+/* Tasks and merges long enough that several threads share each. */
+static void test_bits_repeat_in_long_tasks(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {"heads=4,kv_heads=2,tokens=500,dim=64,causal",
+                                           "heads=3,tokens=480,dim=64"};
+    for (size_t i = 0; i < 2; i++) {
+        for (int64_t workers = 1; workers <= 5; workers += 2) {
+            attn_problem p;
+            assert_int_equal(attn_problem_parse(&p, problems[i]), ATTN_OK);
+            compare_roads(&p, workers, i);
         }
-        free(o_first);
-        free(lse_first);
-        case_close(&c);
     }
 }
 
@@ -239,6 +258,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_run_is_the_reference),
         cmocka_unit_test(test_bits_repeat),
+        cmocka_unit_test(test_bits_repeat_in_long_tasks),
         cmocka_unit_test(test_output_types_and_strides),
         cmocka_unit_test(test_nan_stays_in_its_rows),
         cmocka_unit_test(test_memory_limit_picks_the_smallest_w),

@@ -212,7 +212,8 @@ attn_status attn__tiler_finish(attn__run *run)
     }
     int64_t units = planes(plan) * (plan->spooled ? plan->layout.workers : 1);
     char *buffers = run->tiler + attn__aligned(plan->layout.workers * plan->set_q_size);
-#pragma omp parallel for schedule(dynamic) num_threads(plan->threads)
+    bool together = planes(plan) * plan->problem.tokens_q * plan->problem.dim_v > FOLD_ALONE;
+#pragma omp parallel for schedule(dynamic) num_threads(plan->threads) if (together)
     for (int64_t unit = 0; unit < units; unit++) {
         char *space = plan->spooled ? buffers + attn__thread() * fold_space(plan) : NULL;
         if (!attn__run_stopped(run)) {

@@ -296,15 +296,17 @@ static int64_t piece_cells(const worker *w, const piece *t)
     return cells;
 }
 
+static double flops_of(const attn_problem *p, int64_t cells)
+{
+    return 2 * (double)cells * (double)(p->dim_qk + p->dim_v) * (double)(p->batch * p->heads_q);
+}
+
 /* A long piece is told in slices, so that a progress bar moves and a cancel is heard.  A slice ends in a
  * barrier: it must be long, and have many items for each thread. */
-static int64_t slices_of(const worker *w, int64_t cells, int64_t items)
+static int64_t slices_of(const attn_plan *plan, double flops, int64_t items)
 {
     enum { ITEMS = 16 }; /* of a thread; the barrier then idles less than 1/16 of the time */
-    const attn_plan *plan = w->run->plan;
-    const attn_problem *p = &plan->problem;
     const double slice_flops = 5e9;
-    double flops = 2 * (double)cells * (double)(p->dim_qk + p->dim_v) * (double)(p->batch * p->heads_q);
     if (plan->event == NULL) {
         return 1;
     }
@@ -316,12 +318,15 @@ static attn_status compute_piece(worker *w, const piece *t)
     const attn_plan *plan = w->run->plan;
     int64_t tiles = attn__ceil_div(t->count, plan->tile_q);
     int64_t items = plan->problem.batch * plan->problem.heads_q * tiles, cells = piece_cells(w, t);
-    int64_t slices = slices_of(w, cells, items);
+    const double alone = 4e6; /* FLOPs, some 40 us: less is not worth waking other threads */
+    double flops = flops_of(&plan->problem, cells);
+    int64_t slices = slices_of(plan, flops, items);
+    bool together = flops > alone;
     for (int64_t slice = 0; slice < slices; slice++) {
         int64_t from = items * slice / slices, to = items * (slice + 1) / slices;
         double begin = attn__now();
         /* Last tiles first: under a causal mask they are the long ones, and short ones fill up the end. */
-#pragma omp parallel for schedule(dynamic) num_threads(plan->threads)
+#pragma omp parallel for schedule(dynamic) num_threads(plan->threads) if (together)
         for (int64_t item = from; item < to; item++) {
             attn_status status = compute_tile(w, t, item / tiles, tiles - 1 - item % tiles);
             if (status != ATTN_OK) {
