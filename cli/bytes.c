@@ -18,6 +18,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 attn_status cli_refuse(attn_status status, const char *format, ...)
@@ -200,21 +201,28 @@ static bool still_named(int fd, const char *path)
            file.st_dev == name.st_dev;
 }
 
+/* A process that was just killed keeps its locks until it is gone, which a write to a slow disk delays: a
+ * lock is waited for, 100 times 50 ms. */
 static attn_status lock_part(cli_writer *writer)
 {
-    for (;;) {
+    const struct timespec pause = {.tv_nsec = 50000000};
+    for (int tries = 1;; tries++) {
         struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
         writer->fd = open(writer->temporary, O_RDWR | O_CREAT | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (writer->fd < 0) {
             return cli_refuse(ATTN_EIO, "cannot write %s: %s", writer->path, strerror(errno));
         }
-        if (fcntl(writer->fd, F_SETLK, &lock) != 0 && (errno == EACCES || errno == EAGAIN)) {
+        bool busy = fcntl(writer->fd, F_SETLK, &lock) != 0 && (errno == EACCES || errno == EAGAIN);
+        if (busy && tries >= 100) {
             return cli_refuse(ATTN_EIO, "cannot write %s: another process is writing it", writer->path);
         }
-        if (still_named(writer->fd, writer->temporary)) {
+        if (!busy && still_named(writer->fd, writer->temporary)) {
             return ATTN_OK;
         }
         (void)close(writer->fd);
+        if (busy) {
+            nanosleep(&pause, NULL);
+        }
     }
 }
 

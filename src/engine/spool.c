@@ -18,6 +18,7 @@
 #include <string.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "engine/engine.h"
@@ -163,22 +164,37 @@ static attn_status write_file(attn__run *run, const char *name, const void *cons
 
 /* ---- the folder ---- */
 
+/* A process that was just killed keeps its locks until it is gone, which a write to a slow disk delays: waits
+ * for up to PATIENCE tries.  0, or the last try's errno. */
+static int lock_patiently(int file)
+{
+    enum { PATIENCE = 100 }; /* of 50 ms: 5 s */
+    const struct timespec pause = {.tv_nsec = 50000000};
+    for (int tries = 1;; tries++) {
+        struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
+        if (fcntl(file, F_SETLK, &lock) == 0) {
+            return 0;
+        }
+        if ((errno != EACCES && errno != EAGAIN) || tries == PATIENCE) {
+            return errno;
+        }
+        nanosleep(&pause, NULL);
+    }
+}
+
 static attn_status lock_folder(attn__run *run)
 {
-    struct flock lock = {.l_type = F_WRLCK, .l_whence = SEEK_SET};
     run->spool_lock = openat(run->spool_folder, LOCK, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (run->spool_lock < 0) {
         return io_error(run, "cannot write", LOCK);
     }
-    if (fcntl(run->spool_lock, F_SETLK, &lock) != 0) {
-        if (errno == EACCES || errno == EAGAIN) {
-            return attn__fail(ATTN_EIO,
-                              "the spool %s is in use by another process; wait for it or use another folder",
-                              run->plan->spool);
-        }
-        return io_error(run, "cannot lock", LOCK);
+    errno = lock_patiently(run->spool_lock);
+    if (errno == EACCES || errno == EAGAIN) {
+        return attn__fail(ATTN_EIO,
+                          "the spool %s is in use by another process; wait for it or use another folder",
+                          run->plan->spool);
     }
-    return ATTN_OK;
+    return errno == 0 ? ATTN_OK : io_error(run, "cannot lock", LOCK);
 }
 
 /* Names the first line in which two manifests differ. */
