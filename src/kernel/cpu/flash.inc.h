@@ -324,8 +324,9 @@ static void panel_step(const flash_state *state, int64_t panel, const flash_tile
 
     float fade[PANEL];
     float *ot = state->ot + panel * block->dim_v * PANEL;
-    score_panel(state->p, PANEL, tile->k + from * tile->k_token, tile->k_token, to - from,
-                state->qt + panel * block->dim_qk * PANEL, block->dim_qk);
+    const flash_rows keys = {
+        .at = tile->k + from * tile->k_token, .token = tile->k_token, .count = to - from};
+    score_panel(state->p, PANEL, &keys, state->qt + panel * block->dim_qk * PANEL, block->dim_qk);
     mask_scores(state->p, &band, tile->first + from, whole_from - from);
     mask_scores(state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
     softmax_panel(state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);

@@ -25,24 +25,32 @@
  * See docs/perf/cpu.md.
  */
 enum {
-    BACK_Q = 96,             /* queries of a call, at most: a multiple of VEC_ROWS and of PANEL */
+    BACK_Q = 192,            /* queries of a call, at most: a multiple of VEC_ROWS and of PANEL */
     BACK_K = 48,             /* keys of a tile, at most */
     BACK_FLOATS = 96 * 1024, /* Q, dO and their transposes: 384 KiB of L2 */
 };
 
 typedef struct backward_state {
     const attn__gradient *gradient;
-    int64_t panels, tile_k;
+    int64_t panels;
     bool finite;        /* Q and dO are */
     bool all_see;       /* no row has lse = -inf */
     float *qt, *dt;     /* Q^T, dO^T: [panel][dim][PANEL] */
     float *q, *dout;    /* [strip][lane][PANEL] */
     float *lse, *delta; /* [lane]; lse as a power of 2 */
     float *blind;       /* [lane]: 1 for lanes without a row and rows with lse = -inf, else 0 */
-    float *p, *ds;      /* [tile_k][BACK_Q] */
+    float *p, *ds;      /* [BACK_K][BACK_Q] */
     float *k, *v;       /* a tile widened or gathered to dense fp32; also a row of q, dO */
-    float *strips;      /* K of a tile: [strip][tile_k][PANEL] */
+    float *strips;      /* K of a tile: [strip][BACK_K][PANEL] */
 } backward_state;
+
+/* Some keys, their values, and where their gradients go. */
+typedef struct backward_tile {
+    int64_t first, count;
+    flash_rows k, v;
+    float *dk, *dv; /* NULL: not wanted */
+    int64_t dk_token, dv_token;
+} backward_tile;
 
 static int64_t strips_of(int64_t dim)
 {
@@ -60,7 +68,6 @@ static size_t backward_lay_out(backward_state *state, float *scratch, int64_t ro
 {
     size_t used = 0;
     state->panels = attn__ceil_div(rows, PANEL);
-    state->tile_k = BACK_K;
     const int64_t lanes = state->panels * PANEL;
     state->qt = take(scratch, &used, lanes * dim_qk);
     state->dt = take(scratch, &used, lanes * dim_v);
@@ -69,11 +76,11 @@ static size_t backward_lay_out(backward_state *state, float *scratch, int64_t ro
     state->lse = take(scratch, &used, lanes);
     state->delta = take(scratch, &used, lanes);
     state->blind = take(scratch, &used, lanes);
-    state->p = take(scratch, &used, state->tile_k * BACK_Q);
-    state->ds = take(scratch, &used, state->tile_k * BACK_Q);
-    state->k = take(scratch, &used, state->tile_k * dim_qk);
-    state->v = take(scratch, &used, state->tile_k * dim_v);
-    state->strips = take(scratch, &used, state->tile_k * strips_of(dim_qk) * PANEL);
+    state->p = take(scratch, &used, BACK_K * BACK_Q);
+    state->ds = take(scratch, &used, BACK_K * BACK_Q);
+    state->k = take(scratch, &used, BACK_K * dim_qk);
+    state->v = take(scratch, &used, BACK_K * dim_v);
+    state->strips = take(scratch, &used, BACK_K * strips_of(dim_qk) * PANEL);
     return used;
 }
 
@@ -180,8 +187,19 @@ static void clear_rows(float *rows, int64_t count)
     }
 }
 
+/* scores[from .. to) of one panel with rows from .. to of K or V */
+static void score_part(float *scores, const flash_rows *tile, int64_t from, int64_t to, int64_t panel,
+                       const float *transposed, int64_t dim)
+{
+    flash_rows rows = *tile;
+    rows.at += from * rows.token;
+    rows.count = to - from;
+    rows.part = panel;
+    score_panel(scores + from * BACK_Q, BACK_Q, &rows, transposed + panel * dim * PANEL, dim);
+}
+
 /* P^T and dS^T of one panel and one tile. */
-static void weigh_panel(const backward_state *state, int64_t panel, const flash_tile *tile)
+static void weigh_panel(const backward_state *state, int64_t panel, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const flash_band band = {g->first + panel * PANEL, g->lo, g->hi};
@@ -200,10 +218,8 @@ static void weigh_panel(const backward_state *state, int64_t panel, const flash_
     }
     clear_rows(p, from), clear_rows(ds, from);
     clear_rows(p + to * BACK_Q, tile->count - to), clear_rows(ds + to * BACK_Q, tile->count - to);
-    score_panel(p + from * BACK_Q, BACK_Q, tile->k + from * tile->k_token, tile->k_token, to - from,
-                state->qt + panel * g->dim_qk * PANEL, g->dim_qk);
-    score_panel(ds + from * BACK_Q, BACK_Q, tile->v + from * tile->v_token, tile->v_token, to - from,
-                state->dt + panel * g->dim_v * PANEL, g->dim_v);
+    score_part(p, &tile->k, from, to, panel, state->qt, g->dim_qk);
+    score_part(ds, &tile->v, from, to, panel, state->dt, g->dim_v);
     int64_t at = from * BACK_Q;
     weigh_masked(p + at, ds + at, whole_from - from, lse, delta, blind, &band, tile->first + from);
     at = whole_from * BACK_Q;
@@ -214,13 +230,7 @@ static void weigh_panel(const backward_state *state, int64_t panel, const flash_
 
 /* ---- dV, dK, dQ ----------------------------------------------------------------------------------- */
 
-/* Where a tile's gradients go. */
-typedef struct backward_out {
-    float *dk, *dv;
-    int64_t dk_token, dv_token;
-} backward_out;
-
-static void add_products(const backward_state *state, const flash_tile *tile, const backward_out *out)
+static void add_products(const backward_state *state, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const int64_t apart = tile->first - g->first;
@@ -229,25 +239,25 @@ static void add_products(const backward_state *state, const flash_tile *tile, co
                             .count = g->count,
                             .low = apart - g->hi,
                             .high = apart - g->lo};
-    if (out->dv != NULL) {
-        by_key.out = out->dv, by_key.out_token = out->dv_token, by_key.dim = g->dim_v;
+    if (tile->dv != NULL) {
+        by_key.out = tile->dv, by_key.out_token = tile->dv_token, by_key.dim = g->dim_v;
         by_key.w = state->p, by_key.x = state->dout, by_key.factor = 1.0f;
         gradient_strips(BACK_Q, 1, &by_key);
     }
-    if (out->dk != NULL) {
-        by_key.out = out->dk, by_key.out_token = out->dk_token, by_key.dim = g->dim_qk;
+    if (tile->dk != NULL) {
+        by_key.out = tile->dk, by_key.out_token = tile->dk_token, by_key.dim = g->dim_qk;
         by_key.w = state->ds, by_key.x = state->q, by_key.factor = g->scale;
         gradient_strips(BACK_Q, 1, &by_key);
     }
     if (g->dq != NULL) {
         for (int64_t j = 0; j < tile->count; j++) {
-            pack_strips(state->strips + j * PANEL, state->tile_k, tile->k + j * tile->k_token, g->dim_qk);
+            pack_strips(state->strips + j * PANEL, BACK_K, tile->k.at + j * tile->k.token, g->dim_qk);
         }
         const flash_product by_query = {.out = g->dq,
                                         .out_token = g->dq_token,
                                         .w = state->ds,
                                         .x = state->strips,
-                                        .x_rows = state->tile_k,
+                                        .x_rows = BACK_K,
                                         .rows = g->count,
                                         .count = tile->count,
                                         .dim = g->dim_qk,
@@ -266,7 +276,7 @@ static void add_scaled(float *out, float factor, const float *x, int64_t stride,
 }
 
 /* The same cell by cell, leaving out what is masked: for tiles with NaN or inf. */
-static void add_cells(const backward_state *state, const flash_tile *tile, const backward_out *out)
+static void add_cells(const backward_state *state, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const int64_t strip = state->panels * PANEL * PANEL;
@@ -277,21 +287,21 @@ static void add_cells(const backward_state *state, const flash_tile *tile, const
             if (g->lse[i] == -INFINITY) {
                 continue;
             }
-            if (out->dv != NULL) {
-                add_scaled(out->dv + j * out->dv_token, p, state->dout + i * PANEL, strip, g->dim_v);
+            if (tile->dv != NULL) {
+                add_scaled(tile->dv + j * tile->dv_token, p, state->dout + i * PANEL, strip, g->dim_v);
             }
-            if (out->dk != NULL) {
-                add_scaled(out->dk + j * out->dk_token, ds, state->q + i * PANEL, strip, g->dim_qk);
+            if (tile->dk != NULL) {
+                add_scaled(tile->dk + j * tile->dk_token, ds, state->q + i * PANEL, strip, g->dim_qk);
             }
             if (g->dq != NULL) {
-                add_scaled(g->dq + i * g->dq_token, ds, tile->k + j * tile->k_token, PANEL, g->dim_qk);
+                add_scaled(g->dq + i * g->dq_token, ds, tile->k.at + j * tile->k.token, PANEL, g->dim_qk);
             }
         }
     }
 }
 
 /* Whether 0 * NaN could bring something masked into a sum. */
-static bool leaks(const backward_state *state, const flash_tile *tile)
+static bool leaks(const backward_state *state, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const int64_t apart = tile->first - g->first;
@@ -300,36 +310,54 @@ static bool leaks(const backward_state *state, const flash_tile *tile)
     }
     bool finite = state->finite;
     for (int64_t j = 0; j < tile->count && finite; j++) {
-        finite = all_finite(tile->k + j * tile->k_token, g->dim_qk);
+        finite = all_finite(tile->k.at + j * tile->k.token, g->dim_qk);
     }
     return !finite;
 }
 
 /* ---- one call -------------------------------------------------------------------------------------- */
 
-static void backward_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
-                          int64_t count)
+/* `count` rows of K or V; `ahead` more lie behind them. */
+static flash_rows load_rows(const backward_state *state, float *copy, const attn__rows *rows, int64_t dim,
+                            int64_t count, int64_t ahead)
+{
+    const int64_t size = (int64_t)attn_dtype_size(rows->dtype);
+    flash_rows tile = {.count = count, .parts = state->panels};
+    tile.at = tile_rows(copy, *rows, dim, count, state->panels >= COPY_PANELS, &tile.token);
+    if (rows->dim == 1 && ahead > 0) {
+        tile.next = attn__element(rows->data, rows->dtype, count * rows->token);
+        tile.next_token = rows->token * size;
+        tile.next_size = dim * size;
+        tile.ahead = ahead;
+    }
+    return tile;
+}
+
+/* Keys first .. first + count of span; `ahead` more come next. */
+static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
+                     int64_t count, int64_t ahead)
 {
     const attn__gradient *g = state->gradient;
     const int64_t skip = first - span->first;
-    const bool often = state->panels >= COPY_PANELS;
     const attn__rows k = {attn__element(span->k, g->dtype, skip * span->k_token), g->dtype, span->k_token,
                           span->k_dim};
     const attn__rows v = {attn__element(span->v, g->dtype, skip * span->v_token), g->dtype, span->v_token,
                           span->v_dim};
-    const backward_out out = {span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
-                              span->dv == NULL ? NULL : span->dv + skip * span->dv_token, span->dk_token,
-                              span->dv_token};
-    flash_tile tile = {.first = first, .count = count};
-    tile.k = tile_rows(state->k, k, g->dim_qk, count, often, &tile.k_token);
-    tile.v = tile_rows(state->v, v, g->dim_v, count, often, &tile.v_token);
+    const backward_tile tile = {.first = first,
+                                .count = count,
+                                .k = load_rows(state, state->k, &k, g->dim_qk, count, ahead),
+                                .v = load_rows(state, state->v, &v, g->dim_v, count, ahead),
+                                .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
+                                .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token,
+                                .dk_token = span->dk_token,
+                                .dv_token = span->dv_token};
     for (int64_t panel = 0; panel < state->panels; panel++) {
         weigh_panel(state, panel, &tile);
     }
     if (leaks(state, &tile)) {
-        add_cells(state, &tile, &out);
+        add_cells(state, &tile);
     } else {
-        add_products(state, &tile, &out);
+        add_products(state, &tile);
     }
 }
 
@@ -342,8 +370,9 @@ static void backward(const attn__gradient *gradient, void *scratch)
         const attn__gradient_span *span = &gradient->spans[s];
         int64_t first = attn__max(span->first, gradient->first + gradient->lo);
         int64_t end = attn__min(span->first + span->count, gradient->first + gradient->count + gradient->hi);
-        for (; first < end; first += state.tile_k) {
-            backward_tile(&state, span, first, attn__min(state.tile_k, end - first));
+        for (; first < end; first += BACK_K) {
+            const int64_t count = attn__min(BACK_K, end - first);
+            add_tile(&state, span, first, count, attn__min(BACK_K, end - first - count));
         }
     }
 }

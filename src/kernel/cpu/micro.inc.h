@@ -22,6 +22,14 @@ enum { PANEL = 2 * VEC_LANES }; /* queries of a micro-kernel */
 #define FLASH_UNROLL
 #endif
 
+/* Asks for the cache line at p. */
+#if defined(__GNUC__)
+#define FLASH_PREFETCH(p) __builtin_prefetch(p)
+#else
+#define FLASH_PREFETCH(p) ((void)(p))
+#endif
+enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) }; /* bytes */
+
 /* ---- exp2 ---------------------------------------------------------------------------------------- */
 
 /*
@@ -87,12 +95,38 @@ VEC_INLINE void score_rows(const int m, float *s, int64_t s_row, const float *k,
     }
 }
 
-/* S^T of `count` keys and one panel */
-static void score_panel(float *s, int64_t s_row, const float *k, int64_t k_token, int64_t count,
-                        const float *qt, int64_t dim)
+/* Keys or values for one panel, fp32 with dense dims; and `ahead` rows where they lie in memory that some
+ * panel will want soon.  Part `part` of `parts` readers asks the caches for its share of those, a few lines
+ * for each micro-kernel. */
+typedef struct flash_rows {
+    const float *at;
+    int64_t token, count;
+    const char *next;
+    int64_t next_token, next_size; /* bytes */
+    int64_t ahead, part, parts;
+} flash_rows;
+
+/* Of rows->next, the share of rows first .. first + m. */
+static void fetch_ahead(const flash_rows *rows, int64_t first, int m)
 {
-    while (count > 0) {
-        int m = flash_step(count);
+    const int64_t end = attn__min(first + (rows->part + 1) * m / rows->parts, rows->ahead);
+    for (int64_t j = first + rows->part * m / rows->parts; j < end; j++) {
+        for (int64_t byte = 0; byte < rows->next_size; byte += LINE) {
+            FLASH_PREFETCH(rows->next + j * rows->next_token + byte);
+        }
+    }
+}
+
+/* S^T of some keys and one panel */
+static void score_panel(float *s, int64_t s_row, const flash_rows *rows, const float *qt, int64_t dim)
+{
+    const int64_t k_token = rows->token;
+    const float *k = rows->at;
+    for (int64_t row = 0; row < rows->count;) {
+        int m = flash_step(rows->count - row);
+        if (rows->ahead > 0) {
+            fetch_ahead(rows, row, m);
+        }
         if (m == VEC_ROWS) {
             score_rows(VEC_ROWS, s, s_row, k, k_token, qt, dim);
         } else if (VEC_ROWS > 8 && m == 8) {
@@ -106,7 +140,7 @@ static void score_panel(float *s, int64_t s_row, const float *k, int64_t k_token
         }
         s += m * s_row;
         k += m * k_token;
-        count -= m;
+        row += m;
     }
 }
 
@@ -202,6 +236,10 @@ VEC_INLINE void gradient_rows(const int m, const int n, const int64_t w_row, con
     for (int i = 0; i < m; i++) {
         acc[i][0] = vec_set(0.0f);
         acc[i][1] = vec_set(0.0f);
+        FLASH_PREFETCH(out + i * product->out_token);
+        if (n * VEC_LANES > LINE_FLOATS) {
+            FLASH_PREFETCH(out + i * product->out_token + LINE_FLOATS);
+        }
     }
     for (int64_t c = 0; c < count; c++) {
         vec x0 = vec_load(x);
