@@ -218,6 +218,9 @@ void gradient_case_solve(gradient_case *g)
     g->slope.dim_v = c->dim_v;
     g->slope.rows += c->rows;
     for (int64_t i = 0; i < c->rows; i++) {
+        if (g->mute > 0 && i % g->mute == 0) {
+            c->want_lse[i] = -INFINITY;
+        }
         g->lse[i] = (float)c->want_lse[i]; /* also without a span */
         g->delta[i] = 0.0f;
     }

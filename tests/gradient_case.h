@@ -24,6 +24,7 @@ typedef struct gradient_case {
     kernel_layout dout_layout;
     bool apart; /* a call for each span, not one for all */
     bool no_dq, no_dk, no_dv;
+    int64_t mute; /* not 0: each mute-th row is told lse = -inf, whatever it sees */
     /* made by gradient_case_open() */
     kernel_array dout;
     gradient_array dq, dk[KERNEL_SPANS], dv[KERNEL_SPANS];

@@ -217,6 +217,19 @@ static void test_blind_rows(void **state)
         run_all(&g);
         gradient_case_close(&g);
     }
+    for (uint64_t i = 0; i < 60; i++) { /* by decree, and NaN anywhere */
+        seed = i + 7000;
+        gradient_case g = gradient_case_random(&seed, 100);
+        g.base.dim_qk = check_between(&seed, 1, 20);
+        g.mute = check_between(&seed, 1, 4);
+        gradient_case_open(&g, &seed);
+        for (int64_t n = check_between(&seed, 1, 4); n > 0; n--) {
+            poison_one(&g, &seed);
+        }
+        gradient_case_solve(&g);
+        run_all(&g);
+        gradient_case_close(&g);
+    }
 }
 
 /* Scores far apart and far from 0. */

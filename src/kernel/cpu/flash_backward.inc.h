@@ -230,6 +230,17 @@ static void weigh_panel(const backward_state *state, int64_t panel, const backwa
 
 /* ---- dV, dK, dQ ----------------------------------------------------------------------------------- */
 
+/* dV and dK: w lies along the queries. */
+static void add_by_key(const flash_product *product)
+{
+    gradient_strips(BACK_Q, 1, product);
+}
+
+static void add_by_query(const flash_product *product)
+{
+    gradient_strips(1, BACK_Q, product);
+}
+
 static void add_products(const backward_state *state, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
@@ -242,12 +253,12 @@ static void add_products(const backward_state *state, const backward_tile *tile)
     if (tile->dv != NULL) {
         by_key.out = tile->dv, by_key.out_token = tile->dv_token, by_key.dim = g->dim_v;
         by_key.w = state->p, by_key.x = state->dout, by_key.factor = 1.0f;
-        gradient_strips(BACK_Q, 1, &by_key);
+        add_by_key(&by_key);
     }
     if (tile->dk != NULL) {
         by_key.out = tile->dk, by_key.out_token = tile->dk_token, by_key.dim = g->dim_qk;
         by_key.w = state->ds, by_key.x = state->q, by_key.factor = g->scale;
-        gradient_strips(BACK_Q, 1, &by_key);
+        add_by_key(&by_key);
     }
     if (g->dq != NULL) {
         for (int64_t j = 0; j < tile->count; j++) {
@@ -264,7 +275,7 @@ static void add_products(const backward_state *state, const backward_tile *tile)
                                         .low = g->lo - apart,
                                         .high = g->hi - apart,
                                         .factor = g->scale};
-        gradient_strips(1, BACK_Q, &by_query);
+        add_by_query(&by_query);
     }
 }
 
