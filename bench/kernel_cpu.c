@@ -2,13 +2,14 @@
 /*
  * kernel_cpu.c - speed of the CPU kernels alone, one thread, beside what the same core can do at most.
  *
- *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--heads H]
+ *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--heads H] [--backward]
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
  * else. Each case runs a whole head, n queries against n keys, again and again for S seconds; the best run
  * counts, since on a machine that does other work everything else is noise from above.  Peak and case
  * alternate, so that both see the same clock.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the
- * heads out as [n, h, d], so that tokens lie H * d elements apart.
+ * heads out as [n, h, d], so that tokens lie H * d elements apart.  --backward times the gradients instead:
+ * 2.5 times the FLOPs; lse and delta are those that a softmax over n random keys would about have.
  */
 #include <math.h>
 #include <stdio.h>
@@ -21,6 +22,7 @@ typedef struct bench_options {
     int64_t tokens, heads;
     double seconds;
     const char *kernel;
+    bool backward;
 } bench_options;
 
 typedef struct bench_case {
@@ -86,20 +88,119 @@ static double exp2_rate(const attn__probe *probe)
     return best;
 }
 
-/* All query tiles of one head, each into its best time so far. */
-static void run_tiles(const attn__kernel *kernel, int64_t tile, int64_t rows, attn__block block,
-                      void *scratch, double *best)
+/* The arrays of one head; the outputs of the pass that is not run stay unused. */
+typedef struct bench_arrays {
+    int64_t n, token;
+    void *scratch, *q, *k, *v, *dout;
+    float *o, *lse, *delta, *dq, *dk, *dv;
+} bench_arrays;
+
+static bench_arrays make_arrays(const attn__kernel *kernel, const attn__shape *shape, int64_t heads)
 {
-    float *o = block.o, *lse = block.lse;
-    const void *q = block.q;
-    for (int64_t first = 0; first < rows; first += tile) {
-        block.first = first;
-        block.count = attn__min(tile, rows - first);
-        block.q = attn__element(q, block.dtype, first * block.q_token);
-        block.o = o + first * block.o_stride;
-        block.lse = lse + first;
+    const int64_t n = shape->keys, token = heads * shape->dim_qk, size = n * token;
+    bench_arrays a = {.n = n, .token = token};
+    a.scratch = attn__alloc(shape->backward ? kernel->backward_scratch(shape) : kernel->scratch(shape));
+    if (a.scratch == NULL) {
+        fprintf(stderr, "kernel_cpu: %s\n", attn_last_error());
+        exit(1);
+    }
+    a.q = random_array(shape->dtype, size), a.k = random_array(shape->dtype, size);
+    a.v = random_array(shape->dtype, size), a.dout = random_array(shape->dtype, size);
+    a.o = random_array(ATTN_F32, n * shape->dim_v), a.lse = random_array(ATTN_F32, n);
+    a.delta = random_array(ATTN_F32, n);
+    a.dq = random_array(ATTN_F32, size), a.dk = random_array(ATTN_F32, size);
+    a.dv = random_array(ATTN_F32, size);
+    for (int64_t i = 0; i < n && shape->backward; i++) {
+        a.lse[i] += (float)log((double)n);
+    }
+    return a;
+}
+
+static void free_arrays(bench_arrays *a)
+{
+    attn__free(a->scratch), attn__free(a->q), attn__free(a->k), attn__free(a->v), attn__free(a->dout);
+    attn__free(a->o), attn__free(a->lse), attn__free(a->delta);
+    attn__free(a->dq), attn__free(a->dk), attn__free(a->dv);
+}
+
+static void run_forward(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a, int64_t first,
+                        int64_t count)
+{
+    const attn__span span = {.count = a->n,
+                             .k = a->k,
+                             .v = a->v,
+                             .k_token = a->token,
+                             .k_dim = 1,
+                             .v_token = a->token,
+                             .v_dim = 1};
+    const attn__block block = {.dtype = c->dtype,
+                               .dim_qk = c->dim,
+                               .dim_v = c->dim,
+                               .scale = (float)(1.0 / sqrt((double)c->dim)),
+                               .lo = -a->n,
+                               .hi = c->causal ? 0 : a->n,
+                               .first = first,
+                               .count = count,
+                               .q = attn__element(a->q, c->dtype, first * a->token),
+                               .q_token = a->token,
+                               .q_dim = 1,
+                               .spans = &span,
+                               .span_count = 1,
+                               .o = a->o + first * c->dim,
+                               .o_stride = c->dim,
+                               .lse = a->lse + first};
+    kernel->forward(&block, a->scratch);
+}
+
+static void run_backward(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a,
+                         int64_t first, int64_t count)
+{
+    const attn__gradient_span span = {.count = a->n,
+                                      .k = a->k,
+                                      .v = a->v,
+                                      .k_token = a->token,
+                                      .k_dim = 1,
+                                      .v_token = a->token,
+                                      .v_dim = 1,
+                                      .dk = a->dk,
+                                      .dv = a->dv,
+                                      .dk_token = a->token,
+                                      .dv_token = a->token};
+    const attn__gradient gradient = {.dtype = c->dtype,
+                                     .dim_qk = c->dim,
+                                     .dim_v = c->dim,
+                                     .scale = (float)(1.0 / sqrt((double)c->dim)),
+                                     .lo = -a->n,
+                                     .hi = c->causal ? 0 : a->n,
+                                     .first = first,
+                                     .count = count,
+                                     .q = attn__element(a->q, c->dtype, first * a->token),
+                                     .dout = attn__element(a->dout, c->dtype, first * a->token),
+                                     .q_token = a->token,
+                                     .q_dim = 1,
+                                     .dout_token = a->token,
+                                     .dout_dim = 1,
+                                     .lse = a->lse + first,
+                                     .delta = a->delta + first,
+                                     .dq = a->dq + first * a->token,
+                                     .dq_token = a->token,
+                                     .spans = &span,
+                                     .span_count = 1};
+    kernel->backward(&gradient, a->scratch);
+}
+
+/* All query tiles of one head, each into its best time so far. */
+static void run_tiles(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a, bool backward,
+                      int64_t tile, double *best)
+{
+    for (int64_t first = 0; first < a->n; first += tile) {
+        const int64_t count = attn__min(tile, a->n - first);
         double start = attn__now();
-        kernel->forward(&block, scratch);
+        if (backward) {
+            run_backward(kernel, c, a, first, count);
+        } else {
+            run_forward(kernel, c, a, first, count);
+        }
         best[first / tile] = fmin(best[first / tile], attn__now() - start);
     }
 }
@@ -107,55 +208,40 @@ static void run_tiles(const attn__kernel *kernel, int64_t tile, int64_t rows, at
 static void bench(const attn__kernel *kernel, const attn__probe *probe, const bench_case *c,
                   const bench_options *options)
 {
-    const int64_t n = options->tokens, token = options->heads * c->dim;
-    const attn__shape shape = {.dtype = c->dtype, .dim_qk = c->dim, .dim_v = c->dim, .rows = n, .keys = n};
-    void *scratch = attn__alloc(kernel->scratch(&shape));
-    void *q = random_array(c->dtype, n * token), *k = random_array(c->dtype, n * token);
-    void *v = random_array(c->dtype, n * token);
-    float *o = random_array(ATTN_F32, n * c->dim), *lse = random_array(ATTN_F32, n);
-    if (scratch == NULL) {
+    const int64_t n = options->tokens;
+    const bool back = options->backward;
+    const attn__shape shape = {
+        .dtype = c->dtype, .dim_qk = c->dim, .dim_v = c->dim, .rows = n, .keys = n, .backward = back};
+    bench_arrays arrays = make_arrays(kernel, &shape, options->heads);
+    const int64_t tile = back ? kernel->backward_tile_q(&shape) : kernel->tile_q(&shape);
+    const int64_t tiles = attn__ceil_div(n, tile);
+    double *times = attn__alloc_array(tiles, sizeof(double));
+    double best = 0.0, peak = 0.0, start = attn__now();
+    if (times == NULL) {
         fprintf(stderr, "kernel_cpu: %s\n", attn_last_error());
         exit(1);
     }
-    const attn__span span = {
-        .count = n, .k = k, .v = v, .k_token = token, .k_dim = 1, .v_token = token, .v_dim = 1};
-    const attn__block block = {.dtype = c->dtype,
-                               .dim_qk = c->dim,
-                               .dim_v = c->dim,
-                               .scale = (float)(1.0 / sqrt((double)c->dim)),
-                               .lo = -n,
-                               .hi = c->causal ? 0 : n,
-                               .q = q,
-                               .q_token = token,
-                               .q_dim = 1,
-                               .spans = &span,
-                               .span_count = 1,
-                               .o = o,
-                               .o_stride = c->dim,
-                               .lse = lse};
-    const int64_t tile = kernel->tile_q(&shape), tiles = attn__ceil_div(n, tile);
-    double *times = attn__alloc_array(tiles, sizeof(double));
-    double best = 0.0, peak = 0.0, start = attn__now();
     for (int64_t i = 0; i < tiles; i++) {
         times[i] = INFINITY;
     }
     do {
         peak = fmax(peak, probe == NULL ? 0.0 : peak_flops(probe));
-        run_tiles(kernel, tile, n, block, scratch, times);
+        run_tiles(kernel, c, &arrays, back, tile, times);
     } while (attn__now() - start < options->seconds);
     for (int64_t i = 0; i < tiles; i++) {
         best += times[i];
     }
-    double rate = (c->causal ? 2.0 : 4.0) * (double)n * (double)n * (double)c->dim / best;
+    const double flops =
+        (c->causal ? 2.0 : 4.0) * (back ? 2.5 : 1.0) * (double)n * (double)n * (double)c->dim;
     printf("%-15s %-5s %4d  %-7s %9.2f %9.1f", kernel->name, attn_dtype_name(c->dtype), (int)c->dim,
-           c->causal ? "causal" : "full", best * 1e3, rate * 1e-9);
+           c->causal ? "causal" : "full", best * 1e3, flops / best * 1e-9);
     if (probe != NULL) {
-        printf(" %9.1f %6.1f", peak * 1e-9, 100.0 * rate / peak);
+        printf(" %9.1f %6.1f", peak * 1e-9, 100.0 * flops / best / peak);
     }
     printf("\n");
     fflush(stdout);
-    attn__free(scratch), attn__free(q), attn__free(k), attn__free(v), attn__free(o), attn__free(lse),
-        attn__free(times);
+    free_arrays(&arrays);
+    attn__free(times);
 }
 
 /* Folds 16 Ki rows of 64 into others: 2 reads and 1 write of 4 MiB. */
@@ -187,17 +273,19 @@ static const attn__probe *probe_of(const attn__kernel *kernel)
 static bench_options read_options(int count, char **words)
 {
     bench_options o = {.tokens = 2048, .heads = 1, .seconds = 1.0};
-    for (int i = 1; i + 1 < count; i += 2) {
-        if (strcmp(words[i], "--tokens") == 0) {
-            o.tokens = attn__max(1, strtoll(words[i + 1], NULL, 10));
-        } else if (strcmp(words[i], "--heads") == 0) {
-            o.heads = attn__max(1, strtoll(words[i + 1], NULL, 10));
-        } else if (strcmp(words[i], "--seconds") == 0) {
-            o.seconds = strtod(words[i + 1], NULL);
-        } else if (strcmp(words[i], "--kernel") == 0) {
-            o.kernel = words[i + 1];
+    for (int i = 1; i < count; i++) {
+        if (strcmp(words[i], "--backward") == 0) {
+            o.backward = true;
+        } else if (i + 1 < count && strcmp(words[i], "--tokens") == 0) {
+            o.tokens = attn__max(1, strtoll(words[++i], NULL, 10));
+        } else if (i + 1 < count && strcmp(words[i], "--heads") == 0) {
+            o.heads = attn__max(1, strtoll(words[++i], NULL, 10));
+        } else if (i + 1 < count && strcmp(words[i], "--seconds") == 0) {
+            o.seconds = strtod(words[++i], NULL);
+        } else if (i + 1 < count && strcmp(words[i], "--kernel") == 0) {
+            o.kernel = words[++i];
         } else {
-            fprintf(stderr, "kernel_cpu: unknown option %s\n", words[i]);
+            fprintf(stderr, "kernel_cpu: unknown or incomplete option %s\n", words[i]);
             exit(2);
         }
     }
@@ -207,9 +295,13 @@ static bench_options read_options(int count, char **words)
 int main(int count, char **words)
 {
     const bench_options options = read_options(count, words);
-    const attn__shape any = {.dim_qk = 64, .dim_v = 64, .rows = options.tokens, .keys = options.tokens};
-    printf("%-15s %-5s %4s  %-7s %9s %9s %9s %6s   (n = %lld)\n", "kernel", "dtype", "d", "mask", "ms",
-           "GFLOP/s", "peak", "%", (long long)options.tokens);
+    const attn__shape any = {.dim_qk = 64,
+                             .dim_v = 64,
+                             .rows = options.tokens,
+                             .keys = options.tokens,
+                             .backward = options.backward};
+    printf("%-15s %-5s %4s  %-7s %9s %9s %9s %6s   (n = %lld%s)\n", "kernel", "dtype", "d", "mask", "ms",
+           "GFLOP/s", "peak", "%", (long long)options.tokens, options.backward ? ", backward" : "");
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
         if (options.kernel != NULL && strcmp(options.kernel, (*row)->name) != 0) {
             continue;

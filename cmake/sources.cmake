@@ -24,6 +24,7 @@ set(ATTN_QUORUM
     src/quorum/wichmann.c)
 
 set(ATTN_KERNEL
+    src/kernel/delta.c
     src/kernel/merge.c
     src/kernel/naive.c
     src/kernel/reference.c

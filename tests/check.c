@@ -103,6 +103,40 @@ double check_bound_lse(const check_bound *bound, double lse)
     return relative_bound(bound) + 0x1p-24 * fabs(lse);
 }
 
+static double weight_bound(const check_slope *s)
+{
+    return 0x1p-24 * ((sqrt((double)s->bound.dim_qk) + 2.0) * s->bound.score + 3.0 * s->lse + 4.0);
+}
+
+/* of dS, relative to p, summed over `terms` */
+static double slope_bound(const check_slope *s, int64_t terms)
+{
+    const double u = 0x1p-24;
+    const double cell = s->slope * (2.0 * weight_bound(s) + u * (sqrt((double)s->dim_v) + 6.0));
+    return cell + 2.0 * s->slope * u * (sqrt((double)terms) + 3.0);
+}
+
+static double before_bound(const check_slope *s, int64_t terms)
+{
+    return 0x1p-24 * (sqrt((double)terms) + 1.0) * s->before;
+}
+
+double check_bound_dq(const check_slope *s)
+{
+    return s->scale * s->k * slope_bound(s, s->bound.keys) + before_bound(s, s->bound.keys);
+}
+
+double check_bound_dk(const check_slope *s)
+{
+    return s->scale * s->q * s->column * slope_bound(s, s->rows) + before_bound(s, s->rows);
+}
+
+double check_bound_dv(const check_slope *s)
+{
+    const double sum = 0x1p-24 * (sqrt((double)s->rows) + 3.0);
+    return s->dout * s->column * (weight_bound(s) + sum) + before_bound(s, s->rows);
+}
+
 check_bound check_bound_normal(const attn_problem *problem)
 {
     /* q.k has deviation sqrt(d); 6 of these, or the product of two extreme normals where d is small. */
@@ -122,6 +156,17 @@ static bool close_to(double x, double want, double bound)
         return x == want || isnan(x); /* NaN: inf met a weight that underflowed */
     }
     return fabs(x - want) <= bound; /* false for NaN */
+}
+
+void check_gradient(const char *what, int64_t row, int64_t dim, const float *x, const double *want,
+                    double tolerance)
+{
+    for (int64_t d = 0; d < dim; d++) {
+        if (!close_to((double)x[d], want[d], tolerance)) {
+            fail_msg("%s[%lld][%lld] = %.9g, not %.9g +- %.2g", what, (long long)row, (long long)d,
+                     (double)x[d], want[d], tolerance);
+        }
+    }
 }
 
 void check_rows(const char *what, const check_bound *bound, int64_t rows, int64_t dim_v, const float *o,

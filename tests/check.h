@@ -14,6 +14,17 @@
  *   lse     e = u * ((sqrt(d) + 2) * A + sqrt(n) + 4), and u * |lse| when it is rounded
  *   o       2 * e * max|v|: numerator and denominator
  *
+ * Gradients of m query rows, from lse and delta as fp32, L = max|lse|, B a bound for |v.dO| as A is for
+ * scores, W = the largest sum of p over the rows that see one key:
+ *
+ *   p       relative error e = u * ((sqrt(d) + 2) * A + 3 * L + 4): lse rounded, in powers of 2, subtracted
+ *   dS      p * (dP - delta), where |dP - delta| <= 2B: p * g, g = B * (2 * e + u * (sqrt(d_v) + 6))
+ *   dQ      |scale| * max|k| * (g + 2B * u * (sqrt(n) + 3)), since the weights of a row add up to 1
+ *   dK      |scale| * max|q| * W * (g + 2B * u * (sqrt(m) + 3))
+ *   dV      max|dO| * W * (e + u * (sqrt(m) + 3))
+ *
+ * and u * (sqrt(n or m) + 1) times what was there before, for adding to it again and again.
+ *
  * The inputs count as exact in their own dtype; results stored as fp16 or bf16 add half a unit of theirs.
  */
 #ifndef ATTN_TESTS_CHECK_H
@@ -58,6 +69,25 @@ double check_bound_o(const check_bound *bound);
 double check_bound_lse(const check_bound *bound, double lse);
 /* A bound for standard normal q, k, v of such a problem; fails one time in about 10^6. */
 check_bound check_bound_normal(const attn_problem *problem);
+
+/* For gradients. */
+typedef struct check_slope {
+    check_bound bound;   /* A, d, n */
+    double lse, slope;   /* L, B */
+    double column;       /* W */
+    double scale;        /* |scale| */
+    double q, k, dout;   /* largest finite */
+    double before;       /* largest |content| before */
+    int64_t dim_v, rows; /* d_v, m */
+} check_slope;
+
+double check_bound_dq(const check_slope *slope);
+double check_bound_dk(const check_slope *slope);
+double check_bound_dv(const check_slope *slope);
+
+/* One row of a gradient against fp64, NaN and inf as below; `what` and `row` name it. */
+void check_gradient(const char *what, int64_t row, int64_t dim, const float *x, const double *want,
+                    double tolerance);
 
 /* Rows of o (stride elements apart) and lse against fp64.  NaN and inf must be where the reference has them;
  * a row with lse = -inf must be exactly so, and its zeros exactly 0.  Fails the test, with the worst element.

@@ -76,7 +76,7 @@ kernel_case kernel_case_plain(int64_t rows, int64_t keys, int64_t dim, bool caus
 
 /* ---- arrays ---- */
 
-static void array_open(const kernel_case *c, kernel_array *a, kernel_layout layout, int64_t tokens,
+void kernel_array_open(const kernel_case *c, kernel_array *a, kernel_layout layout, int64_t tokens,
                        int64_t dim, uint64_t *seed)
 {
     a->token = layout == LAYOUT_PADDED       ? dim + check_between(seed, 1, 9)
@@ -102,30 +102,31 @@ static void array_open(const kernel_case *c, kernel_array *a, kernel_layout layo
     }
 }
 
-static char *element(const kernel_case *c, const kernel_array *a, int64_t token, int64_t d)
+const void *kernel_element(const kernel_case *c, const kernel_array *a, int64_t token, int64_t d)
 {
-    return (char *)a->base + (token * a->token + d * a->dim) * (int64_t)attn_dtype_size(c->dtype);
+    return attn__element(a->base, c->dtype, token * a->token + d * a->dim);
 }
 
 double kernel_get(const kernel_case *c, const kernel_array *array, int64_t token, int64_t d)
 {
     float x;
-    attn_to_f32(&x, element(c, array, token, d), c->dtype, 1, 1);
+    attn_to_f32(&x, kernel_element(c, array, token, d), c->dtype, 1, 1);
     return (double)x;
 }
 
 void kernel_set(const kernel_case *c, kernel_array *array, int64_t token, int64_t d, double x)
 {
-    float value = (float)x;
-    attn_from_f32(element(c, array, token, d), c->dtype, 1, &value, 1);
+    const float value = (float)x;
+    const int64_t at = token * array->token + d * array->dim;
+    attn_from_f32((char *)array->base + at * (int64_t)attn_dtype_size(c->dtype), c->dtype, 1, &value, 1);
 }
 
 void kernel_case_open(kernel_case *c, uint64_t *seed)
 {
-    array_open(c, &c->q, c->q_layout, c->rows, c->dim_qk, seed);
+    kernel_array_open(c, &c->q, c->q_layout, c->rows, c->dim_qk, seed);
     for (int64_t s = 0; s < c->span_count; s++) {
-        array_open(c, &c->k[s], c->k_layout, c->span_keys[s], c->dim_qk, seed);
-        array_open(c, &c->v[s], c->v_layout, c->span_keys[s], c->dim_v, seed);
+        kernel_array_open(c, &c->k[s], c->k_layout, c->span_keys[s], c->dim_qk, seed);
+        kernel_array_open(c, &c->v[s], c->v_layout, c->span_keys[s], c->dim_v, seed);
         c->spans[s] = (attn__span){c->span_first[s], c->span_keys[s], c->k[s].base,  c->v[s].base,
                                    c->k[s].token,    c->k[s].dim,     c->v[s].token, c->v[s].dim};
     }
@@ -152,7 +153,7 @@ void kernel_case_close(kernel_case *c)
 
 /* ---- the answer ---- */
 
-static bool sees(const kernel_case *c, int64_t row, int64_t position)
+bool kernel_sees(const kernel_case *c, int64_t row, int64_t position)
 {
     int64_t apart = position - (c->first + row);
     return c->lo <= apart && apart <= c->hi;
@@ -181,7 +182,7 @@ static void solve_row(kernel_case *c, int64_t row, double *scores)
     memset(o, 0, (size_t)c->dim_v * sizeof *o);
     for (int64_t s = 0; s < c->span_count; s++) {
         for (int64_t j = 0; j < c->span_keys[s]; j++) {
-            if (sees(c, row, c->span_first[s] + j)) {
+            if (kernel_sees(c, row, c->span_first[s] + j)) {
                 scores[n] = score(c, row, s, j);
                 max = fmax(max, scores[n++]); /* passes NaN over */
             }
@@ -190,7 +191,7 @@ static void solve_row(kernel_case *c, int64_t row, double *scores)
     n = 0;
     for (int64_t s = 0; s < c->span_count; s++) {
         for (int64_t j = 0; j < c->span_keys[s]; j++) {
-            if (!sees(c, row, c->span_first[s] + j)) {
+            if (!kernel_sees(c, row, c->span_first[s] + j)) {
                 continue;
             }
             double weight = scores[n] == -INFINITY ? 0.0 : exp(scores[n] - max);
@@ -243,7 +244,7 @@ static attn__block block_of(const kernel_case *c, int64_t first, int64_t count)
         .hi = c->hi,
         .first = c->first + first,
         .count = count,
-        .q = element(c, &c->q, first, 0),
+        .q = kernel_element(c, &c->q, first, 0),
         .q_token = c->q.token,
         .q_dim = c->q.dim,
         .spans = c->span_count == 0 ? NULL : c->spans,

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kernel.h - the kernel contract: one query block against a list of key/value spans gives one partial.
+ * kernel.h - the kernel contract: one query block against a list of key/value spans gives one partial, or
+ * adds up gradients.
  *
  * A kernel computes, for the query rows of one (batch, head), softmax over the visible keys of all its spans:
  * o normalised, lse natural; a row that sees no key has o = 0, lse = -inf; a NaN stays in the rows that see
@@ -35,12 +36,52 @@ typedef struct attn__block {
     float *lse; /* [count] */
 } attn__block;
 
+/*
+ * The backward unit: the gradients that the query rows of one (batch, query head) and the keys of all spans
+ * owe to each other,
+ *
+ *     P = exp(S - lse)    dS = P * (dO V^T - delta)    dQ += scale dS K    dK += scale dS^T Q    dV += P^T dO
+ *
+ * lse and delta (attn__delta) are those of the whole row, whatever part of its keys the spans are, so P <= 1;
+ * rounding that says otherwise is cut off.  A row with lse = -inf, and a key that no row sees, changes
+ * nothing; what is masked may be NaN or inf and does not leak.
+ *
+ * Results are ADDED to what dq, dk and dv hold, in fp32: the caller zeroes them, adds up the query heads that
+ * share a kv head and the blocks of a sequence by calling on, and sees to it that no two threads add to the
+ * same rows at once.  Each may be NULL, which saves its product.  The bits depend only on the block and on
+ * what was there: for bits that do not depend on the number of threads, the cutting into blocks and the order
+ * of the calls that add to a row must not.
+ */
+typedef struct attn__gradient_span {
+    int64_t first, count;
+    const void *k, *v;
+    int64_t k_token, k_dim, v_token, v_dim;
+    float *dk, *dv; /* [count] rows, dense dims */
+    int64_t dk_token, dv_token;
+} attn__gradient_span;
+
+typedef struct attn__gradient {
+    attn_dtype dtype;
+    int64_t dim_qk, dim_v;
+    float scale;
+    int64_t lo, hi;
+    int64_t first, count; /* query rows; count <= the row's backward_tile_q */
+    const void *q, *dout; /* dout: the gradient of o, dtype */
+    int64_t q_token, q_dim, dout_token, dout_dim;
+    const float *lse, *delta; /* [count] */
+    float *dq;                /* [count] rows, dense dims */
+    int64_t dq_token;
+    const attn__gradient_span *spans; /* ascending, disjoint; none is legal */
+    int64_t span_count;
+} attn__gradient;
+
 /* What decides whether a kernel takes a problem, and its scratch. */
 typedef struct attn__shape {
     attn_dtype dtype;
     int64_t dim_qk, dim_v;
-    int64_t rows; /* most query rows of a task */
-    int64_t keys; /* most keys of a task */
+    int64_t rows;  /* most query rows of a task */
+    int64_t keys;  /* most keys of a task */
+    bool backward; /* gradients too */
 } attn__shape;
 
 /* One row of the kernel table. */
@@ -53,6 +94,10 @@ typedef struct attn__kernel {
     const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
     size_t (*scratch)(const attn__shape *shape);      /* bytes per thread, 64-byte aligned */
     void (*forward)(const attn__block *block, void *scratch);
+    /* The same for gradients; all NULL in a row that has none. */
+    int64_t (*backward_tile_q)(const attn__shape *shape);
+    size_t (*backward_scratch)(const attn__shape *shape);
+    void (*backward)(const attn__gradient *gradient, void *scratch);
 } attn__kernel;
 
 /* The one ordered table, best first (table.c); ends with a NULL entry. */
@@ -70,6 +115,15 @@ void attn__merge(float *o1, int64_t stride1, float *lse1, const float *o2, int64
 /* rows of the identity */
 void attn__merge_identity(float *o, int64_t stride, float *lse, int64_t rows, int64_t dim);
 
+/* delta[i] = sum over d of o[i][d] * dout[i][d] (delta.c), for attn__gradient.  Any dtypes and strides, in
+ * elements; plain C, the same bits on every machine level. */
+typedef struct attn__rows {
+    const void *data;
+    attn_dtype dtype;
+    int64_t token, dim;
+} attn__rows;
+void attn__delta(float *delta, const attn__rows *o, const attn__rows *dout, int64_t rows, int64_t dim_v);
+
 /* fp64 reference state over pieces of the keys (reference.c): for attn_reference() and the "reference"
  * kernel. */
 typedef struct attn__reference_row {
@@ -84,5 +138,19 @@ void attn__reference_add(attn__reference_row *row, const double *q, const double
                          int64_t dim_qk, int64_t dim_v);
 /* acc becomes o; returns lse */
 double attn__reference_end(attn__reference_row *row, int64_t dim_v);
+
+/* The reference's gradients of one query, with the law and the layouts of above in dense fp64. */
+typedef struct attn__reference_query {
+    const double *q, *dout;
+    double lse, delta;
+    int64_t pos, lo, hi;
+    double scale;
+    int64_t dim_qk, dim_v;
+    double *dq;
+} attn__reference_query;
+/* Adds what query and keys first..first+count owe to each other to query->dq, dk[count][dim_qk] and
+ * dv[count][dim_v]. */
+void attn__reference_backward(const attn__reference_query *query, const double *k, const double *v,
+                              int64_t first, int64_t count, double *dk, double *dv);
 
 #endif

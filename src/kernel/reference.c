@@ -4,11 +4,13 @@
  *
  * METHOD.  The running maximum and sum of Milakov & Gimelshein (arXiv 1805.02867), one key after the other,
  * in fp64.  The state of a row takes its keys in pieces, so that long inputs are read in pieces too.  COST:
- * about 2 * (d_qk + d_v) FLOPs and one exp a cell; d_v more when the maximum rises.
+ * about 2 * (d_qk + d_v) FLOPs and one exp a cell; d_v more when the maximum rises.  Gradients take 2.5 times
+ * that.
  *
  * It is also a row of the table: inputs are widened to fp64 a piece at a time, results rounded to fp32 once.
  */
 #include <math.h>
+#include <string.h>
 
 #include "kernel/rows.h"
 
@@ -77,6 +79,34 @@ double attn__reference_end(attn__reference_row *row, int64_t dim_v)
         row->acc[d] /= row->sum;
     }
     return row->max + log(row->sum);
+}
+
+/* ---- gradients of one query ---------------------------------------------------------------------- */
+
+static void add_scaled(double *out, double factor, const double *x, int64_t dim)
+{
+    for (int64_t d = 0; d < dim; d++) {
+        out[d] += factor * x[d];
+    }
+}
+
+void attn__reference_backward(const attn__reference_query *query, const double *k, const double *v,
+                              int64_t first, int64_t count, double *dk, double *dv)
+{
+    const int64_t from = attn__max(0, query->pos + query->lo - first);
+    const int64_t to = attn__min(count, query->pos + query->hi + 1 - first);
+    if (query->lse == -INFINITY) {
+        return;
+    }
+    for (int64_t j = from; j < to; j++) {
+        const double *kj = k + j * query->dim_qk, *vj = v + j * query->dim_v;
+        double power = query->scale * dot(query->q, kj, query->dim_qk) - query->lse;
+        double p = exp(power > 0.0 ? 0.0 : power); /* NaN stays */
+        double ds = query->scale * p * (dot(query->dout, vj, query->dim_v) - query->delta);
+        add_scaled(dv + j * query->dim_v, p, query->dout, query->dim_v);
+        add_scaled(dk + j * query->dim_qk, ds, query->q, query->dim_qk);
+        add_scaled(query->dq, ds, kj, query->dim_qk);
+    }
 }
 
 /* ---- the row of the table ------------------------------------------------------------------------ */
@@ -177,6 +207,95 @@ static size_t scratch_bytes(const attn__shape *shape)
     return lay_out(&areas, NULL, tile_q(shape), shape->dim_qk, shape->dim_v);
 }
 
+/* ---- the row's gradients ------------------------------------------------------------------------- */
+
+typedef struct gradient_areas {
+    double *q, *dout, *dq; /* of one query */
+    double *k, *v, *dk, *dv;
+} gradient_areas;
+
+/* One query at a time against a tile of keys; returns the bytes. */
+static size_t lay_out_gradient(gradient_areas *areas, double *memory, int64_t dim_qk, int64_t dim_v)
+{
+    *areas = (gradient_areas){0};
+    if (memory != NULL) {
+        areas->q = memory;
+        areas->dq = areas->q + dim_qk;
+        areas->dout = areas->dq + dim_qk;
+        areas->k = areas->dout + dim_v;
+        areas->dk = areas->k + TILE_K * dim_qk;
+        areas->v = areas->dk + TILE_K * dim_qk;
+        areas->dv = areas->v + TILE_K * dim_v;
+    }
+    return sizeof(double) * (size_t)((2 + 2 * TILE_K) * dim_qk + (1 + 2 * TILE_K) * dim_v);
+}
+
+/* out (if there is one) += sum, which becomes 0 */
+static void hand_out(float *out, double *sum, int64_t dim)
+{
+    for (int64_t d = 0; d < dim; d++) {
+        if (out != NULL) {
+            out[d] = (float)((double)out[d] + sum[d]);
+        }
+        sum[d] = 0.0;
+    }
+}
+
+static void backward_piece(const attn__gradient *g, const gradient_areas *areas,
+                           const attn__gradient_span *span, int64_t first, int64_t count)
+{
+    const int64_t skip = first - span->first;
+    for (int64_t j = 0; j < count; j++) {
+        int64_t token = skip + j;
+        widen(areas->k + j * g->dim_qk, span->k, token * span->k_token, g->dtype, span->k_dim, g->dim_qk);
+        widen(areas->v + j * g->dim_v, span->v, token * span->v_token, g->dtype, span->v_dim, g->dim_v);
+    }
+    for (int64_t i = 0; i < g->count; i++) {
+        const attn__reference_query query = {.q = areas->q,
+                                             .dout = areas->dout,
+                                             .lse = (double)g->lse[i],
+                                             .delta = (double)g->delta[i],
+                                             .pos = g->first + i,
+                                             .lo = g->lo,
+                                             .hi = g->hi,
+                                             .scale = (double)g->scale,
+                                             .dim_qk = g->dim_qk,
+                                             .dim_v = g->dim_v,
+                                             .dq = areas->dq};
+        widen(areas->q, g->q, i * g->q_token, g->dtype, g->q_dim, g->dim_qk);
+        widen(areas->dout, g->dout, i * g->dout_token, g->dtype, g->dout_dim, g->dim_v);
+        attn__reference_backward(&query, areas->k, areas->v, first, count, areas->dk, areas->dv);
+        hand_out(g->dq == NULL ? NULL : g->dq + i * g->dq_token, areas->dq, g->dim_qk);
+    }
+    for (int64_t j = 0; j < count; j++) {
+        hand_out(span->dk == NULL ? NULL : span->dk + (skip + j) * span->dk_token, areas->dk + j * g->dim_qk,
+                 g->dim_qk);
+        hand_out(span->dv == NULL ? NULL : span->dv + (skip + j) * span->dv_token, areas->dv + j * g->dim_v,
+                 g->dim_v);
+    }
+}
+
+static void backward(const attn__gradient *gradient, void *scratch)
+{
+    gradient_areas areas;
+    size_t bytes = lay_out_gradient(&areas, scratch, gradient->dim_qk, gradient->dim_v);
+    memset(scratch, 0, bytes);
+    for (int64_t s = 0; s < gradient->span_count; s++) {
+        const attn__gradient_span *span = &gradient->spans[s];
+        int64_t first = attn__max(span->first, gradient->first + gradient->lo);
+        int64_t end = attn__min(span->first + span->count, gradient->first + gradient->count + gradient->hi);
+        for (; first < end; first += TILE_K) {
+            backward_piece(gradient, &areas, span, first, attn__min(TILE_K, end - first));
+        }
+    }
+}
+
+static size_t backward_scratch(const attn__shape *shape)
+{
+    gradient_areas areas;
+    return lay_out_gradient(&areas, NULL, shape->dim_qk, shape->dim_v);
+}
+
 const attn__kernel attn__kernel_reference = {
     .name = "reference",
     .summary = "fp64 throughout, plain C, any processor",
@@ -184,4 +303,7 @@ const attn__kernel attn__kernel_reference = {
     .rejects = rejects,
     .scratch = scratch_bytes,
     .forward = forward,
+    .backward_tile_q = tile_q,
+    .backward_scratch = backward_scratch,
+    .backward = backward,
 };

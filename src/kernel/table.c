@@ -41,6 +41,9 @@ const char *attn__kernel_refusal(const attn__kernel *kernel, const attn__shape *
     if (shape->rows < 1 || shape->keys < 0) {
         return "takes at least one query row";
     }
+    if (shape->backward && kernel->backward == NULL) {
+        return "computes no gradients";
+    }
     const char *reason = missing_feature(kernel->needs);
     return reason != NULL ? reason : kernel->rejects(shape);
 }

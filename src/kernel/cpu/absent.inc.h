@@ -29,6 +29,11 @@ static void forward(const attn__block *block, void *scratch)
     (void)block, (void)scratch;
 }
 
+static void backward(const attn__gradient *gradient, void *scratch)
+{
+    (void)gradient, (void)scratch;
+}
+
 const attn__kernel FLASH_ROW = {
     .name = FLASH_NAME,
     .summary = FLASH_SUMMARY,
@@ -37,6 +42,9 @@ const attn__kernel FLASH_ROW = {
     .rejects = rejects,
     .scratch = scratch_bytes,
     .forward = forward,
+    .backward_tile_q = tile_q,
+    .backward_scratch = scratch_bytes,
+    .backward = backward,
 };
 
 const attn__probe FLASH_PROBE = {0};

@@ -30,6 +30,7 @@
  *
  *     vec_set vec_load vec_store vec_add vec_sub vec_mul vec_fma    what they say, any alignment
  *     vec_max(a, b)          the greater; b where a is NaN
+ *     vec_min(a, b)          the lesser; b where b is NaN
  *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent)
  *     vec_less vec_select vec_between    masks
  *     vec_widen              fp16 or bf16 to fp32
@@ -133,21 +134,20 @@ static void pack_queries(const flash_state *state)
 }
 
 /*
- * The tile's rows of K or V as the micro-kernels want them: where they lie if that is fp32 with dense dims,
- * else widened or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a
- * page each: copied together they are read faster, if enough panels read them.
+ * `count` rows of K or V as the micro-kernels want them: where they lie if that is fp32 with dense dims, else
+ * widened or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a page
+ * each: copied together they are read faster, if they are read often enough.
  */
-static const float *tile_rows(const flash_state *state, float *copy, const void *array, int64_t *token,
-                              int64_t stride, int64_t dim, int64_t skip, int64_t count)
+static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t count, bool often,
+                              int64_t *token)
 {
-    const attn_dtype dtype = state->block->dtype;
-    const bool readable = dtype == ATTN_F32 && (stride == 1 || dim == 1);
-    const bool apart = *token != dim && state->panels >= COPY_PANELS;
-    if (readable && !apart) {
-        return (const float *)array + skip * *token;
+    const bool readable = rows.dtype == ATTN_F32 && (rows.dim == 1 || dim == 1);
+    *token = rows.token;
+    if (readable && (rows.token == dim || !often)) {
+        return rows.data;
     }
     for (int64_t j = 0; j < count; j++) {
-        widen(copy + j * dim, array, (skip + j) * *token, dtype, stride, dim);
+        widen(copy + j * dim, rows.data, j * rows.token, rows.dtype, rows.dim, dim);
     }
     *token = dim;
     return copy;
@@ -156,12 +156,16 @@ static const float *tile_rows(const flash_state *state, float *copy, const void 
 /* Keys first .. first + count of span. */
 static flash_tile load_tile(const flash_state *state, const attn__span *span, int64_t first, int64_t count)
 {
+    const attn__block *block = state->block;
     const int64_t skip = first - span->first;
-    flash_tile tile = {.first = first, .count = count, .k_token = span->k_token, .v_token = span->v_token};
-    tile.k =
-        tile_rows(state, state->k, span->k, &tile.k_token, span->k_dim, state->block->dim_qk, skip, count);
-    tile.v =
-        tile_rows(state, state->v, span->v, &tile.v_token, span->v_dim, state->block->dim_v, skip, count);
+    const bool often = state->panels >= COPY_PANELS;
+    const attn__rows k = {attn__element(span->k, block->dtype, skip * span->k_token), block->dtype,
+                          span->k_token, span->k_dim};
+    const attn__rows v = {attn__element(span->v, block->dtype, skip * span->v_token), block->dtype,
+                          span->v_token, span->v_dim};
+    flash_tile tile = {.first = first, .count = count};
+    tile.k = tile_rows(state->k, k, block->dim_qk, count, often, &tile.k_token);
+    tile.v = tile_rows(state->v, v, block->dim_v, count, often, &tile.v_token);
     return tile;
 }
 
@@ -320,8 +324,9 @@ static void panel_step(const flash_state *state, int64_t panel, const flash_tile
 
     float fade[PANEL];
     float *ot = state->ot + panel * block->dim_v * PANEL;
-    score_panel(state->p, tile->k + from * tile->k_token, tile->k_token, to - from,
-                state->qt + panel * block->dim_qk * PANEL, block->dim_qk);
+    const flash_rows keys = {
+        .at = tile->k + from * tile->k_token, .token = tile->k_token, .count = to - from};
+    score_panel(state->p, PANEL, &keys, state->qt + panel * block->dim_qk * PANEL, block->dim_qk);
     mask_scores(state->p, &band, tile->first + from, whole_from - from);
     mask_scores(state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
     softmax_panel(state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);
@@ -377,6 +382,8 @@ static void forward(const attn__block *block, void *scratch)
     write_rows(&state);
 }
 
+#include "kernel/cpu/flash_backward.inc.h"
+
 /* ---- the row ------------------------------------------------------------------------------------- */
 
 static int64_t tile_q(const attn__shape *shape)
@@ -405,6 +412,9 @@ const attn__kernel FLASH_ROW = {
     .rejects = rejects,
     .scratch = scratch_bytes,
     .forward = forward,
+    .backward_tile_q = backward_tile_q,
+    .backward_scratch = backward_scratch,
+    .backward = backward,
 };
 
 const attn__probe FLASH_PROBE = {.lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak};

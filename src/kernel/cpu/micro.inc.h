@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * micro.inc.h - the innermost loops of flash.inc.h: exp2 and the two products, in the vector vocabulary.
+ * micro.inc.h - the innermost loops of flash.inc.h and flash_backward.inc.h: exp2 and the products, in the
+ * vector vocabulary.
  *
  * METHOD.  Register blocking as in any matrix product (Goto & van de Geijn, ACM TOMS 34(3), 2008), but with
  * one operand broadcast straight from memory and the other, two vectors wide, from the L1 cache: m rows take
@@ -20,6 +21,14 @@ enum { PANEL = 2 * VEC_LANES }; /* queries of a micro-kernel */
 #else
 #define FLASH_UNROLL
 #endif
+
+/* Asks for the cache line at p. */
+#if defined(__GNUC__)
+#define FLASH_PREFETCH(p) __builtin_prefetch(p)
+#else
+#define FLASH_PREFETCH(p) ((void)(p))
+#endif
+enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) }; /* bytes */
 
 /* ---- exp2 ---------------------------------------------------------------------------------------- */
 
@@ -59,9 +68,9 @@ static int flash_step(int64_t left)
     return left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* s[m][PANEL] = k[m][dim] * qt[dim][PANEL] */
-VEC_INLINE void score_rows(const int m, float *s, const float *k, int64_t k_token, const float *qt,
-                           int64_t dim)
+/* s[m][PANEL] = k[m][dim] * qt[dim][PANEL], rows of s s_row apart */
+VEC_INLINE void score_rows(const int m, float *s, int64_t s_row, const float *k, int64_t k_token,
+                           const float *qt, int64_t dim)
 {
     vec acc[VEC_ROWS][2];
     FLASH_UNROLL
@@ -81,31 +90,57 @@ VEC_INLINE void score_rows(const int m, float *s, const float *k, int64_t k_toke
     }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        vec_store(s + i * PANEL, acc[i][0]);
-        vec_store(s + i * PANEL + VEC_LANES, acc[i][1]);
+        vec_store(s + i * s_row, acc[i][0]);
+        vec_store(s + i * s_row + VEC_LANES, acc[i][1]);
     }
 }
 
-/* S^T of `count` keys and one panel */
-static void score_panel(float *s, const float *k, int64_t k_token, int64_t count, const float *qt,
-                        int64_t dim)
+/* Keys or values for one panel, fp32 with dense dims; and `ahead` rows where they lie in memory that some
+ * panel will want soon.  Part `part` of `parts` readers asks the caches for its share of those, a few lines
+ * for each micro-kernel. */
+typedef struct flash_rows {
+    const float *at;
+    int64_t token, count;
+    const char *next;
+    int64_t next_token, next_size; /* bytes */
+    int64_t ahead, part, parts;
+} flash_rows;
+
+/* Of rows->next, the share of rows first .. first + m. */
+static void fetch_ahead(const flash_rows *rows, int64_t first, int m)
 {
-    while (count > 0) {
-        int m = flash_step(count);
-        if (m == VEC_ROWS) {
-            score_rows(VEC_ROWS, s, k, k_token, qt, dim);
-        } else if (VEC_ROWS > 8 && m == 8) {
-            score_rows(VEC_ROWS > 8 ? 8 : 1, s, k, k_token, qt, dim);
-        } else if (m == 4) {
-            score_rows(4, s, k, k_token, qt, dim);
-        } else if (m == 2) {
-            score_rows(2, s, k, k_token, qt, dim);
-        } else {
-            score_rows(1, s, k, k_token, qt, dim);
+    const int64_t end = attn__min(first + (rows->part + 1) * m / rows->parts, rows->ahead);
+    for (int64_t j = first + rows->part * m / rows->parts; j < end; j++) {
+        for (int64_t byte = 0; byte < rows->next_size; byte += LINE) {
+            FLASH_PREFETCH(rows->next + j * rows->next_token + byte);
         }
-        s += m * PANEL;
+    }
+}
+
+/* S^T of some keys and one panel */
+static void score_panel(float *s, int64_t s_row, const flash_rows *rows, const float *qt, int64_t dim)
+{
+    const int64_t k_token = rows->token;
+    const float *k = rows->at;
+    for (int64_t row = 0; row < rows->count;) {
+        int m = flash_step(rows->count - row);
+        if (rows->ahead > 0) {
+            fetch_ahead(rows, row, m);
+        }
+        if (m == VEC_ROWS) {
+            score_rows(VEC_ROWS, s, s_row, k, k_token, qt, dim);
+        } else if (VEC_ROWS > 8 && m == 8) {
+            score_rows(VEC_ROWS > 8 ? 8 : 1, s, s_row, k, k_token, qt, dim);
+        } else if (m == 4) {
+            score_rows(4, s, s_row, k, k_token, qt, dim);
+        } else if (m == 2) {
+            score_rows(2, s, s_row, k, k_token, qt, dim);
+        } else {
+            score_rows(1, s, s_row, k, k_token, qt, dim);
+        }
+        s += m * s_row;
         k += m * k_token;
-        count -= m;
+        row += m;
     }
 }
 
@@ -160,6 +195,122 @@ static void value_panel(float *ot, const float *fade, const float *v, int64_t v_
         ot += m * PANEL;
         v += m;
         dim -= m;
+    }
+}
+
+/* ---- sums of gradients ---------------------------------------------------------------------------- */
+
+/*
+ * out[row][dim] += factor * sum over c of w[row, c] * x[c][dim]: dV, dK (rows are keys, c queries) and dQ
+ * (the other way round).  w is P^T or dS^T, broadcast from where it lies; x is cut into strips of PANEL dims,
+ * so that a strip is dense and stays in the L1 cache.  Row r takes c from r + low to r + high only: the mask.
+ */
+typedef struct flash_product {
+    float *out;
+    int64_t out_token;
+    const float *w;
+    const float *x; /* [strip][x_rows][PANEL] */
+    int64_t x_rows;
+    int64_t rows, count, dim;
+    int64_t low, high;
+    float factor;
+} flash_product;
+
+/* The dims at the end that fill no vector. */
+static void add_part(float *out, int64_t out_token, const float *sum, int rows, int64_t width, float factor)
+{
+    for (int i = 0; i < rows; i++) {
+        for (int64_t d = 0; d < width; d++) {
+            out[i * out_token + d] += factor * sum[i * PANEL + d];
+        }
+    }
+}
+
+/* m rows by n vectors, of which `width` dims are real */
+VEC_INLINE void gradient_rows(const int m, const int n, const int64_t w_row, const int64_t w_step,
+                              const flash_product *product, float *out, const float *w, const float *x,
+                              int64_t count, int64_t width)
+{
+    vec acc[VEC_ROWS][2];
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        acc[i][0] = vec_set(0.0f);
+        acc[i][1] = vec_set(0.0f);
+        FLASH_PREFETCH(out + i * product->out_token);
+        if (n * VEC_LANES > LINE_FLOATS) {
+            FLASH_PREFETCH(out + i * product->out_token + LINE_FLOATS);
+        }
+    }
+    for (int64_t c = 0; c < count; c++) {
+        vec x0 = vec_load(x);
+        vec x1 = n == 2 ? vec_load(x + VEC_LANES) : x0;
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            vec y = vec_set(w[i * w_row]);
+            acc[i][0] = vec_fma(y, x0, acc[i][0]);
+            acc[i][1] = n == 2 ? vec_fma(y, x1, acc[i][1]) : acc[i][1];
+        }
+        w += w_step;
+        x += PANEL;
+    }
+    if (width == n * VEC_LANES) {
+        const vec factor = vec_set(product->factor);
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            float *at = out + i * product->out_token;
+            vec_store(at, vec_fma(acc[i][0], factor, vec_load(at)));
+            if (n == 2) {
+                vec_store(at + VEC_LANES, vec_fma(acc[i][1], factor, vec_load(at + VEC_LANES)));
+            }
+        }
+    } else {
+        float sum[VEC_ROWS * PANEL];
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            vec_store(sum + i * PANEL, acc[i][0]);
+            vec_store(sum + i * PANEL + VEC_LANES, acc[i][1]);
+        }
+        add_part(out, product->out_token, sum, m, width, product->factor);
+    }
+}
+
+/* One strip of n vectors, all rows. */
+VEC_INLINE void gradient_strip(const int n, const int64_t w_row, const int64_t w_step,
+                               const flash_product *product, float *out, const float *x, int64_t width)
+{
+    int m;
+    for (int64_t row = 0; row < product->rows; row += m, out += m * product->out_token) {
+        m = flash_step(product->rows - row);
+        int64_t from = attn__max(0, row + product->low);
+        int64_t count = attn__min(product->count, row + m + product->high) - from;
+        if (count <= 0) {
+            continue;
+        }
+        const float *w = product->w + row * w_row + from * w_step, *at = x + from * PANEL;
+        if (m == VEC_ROWS) {
+            gradient_rows(VEC_ROWS, n, w_row, w_step, product, out, w, at, count, width);
+        } else if (VEC_ROWS > 8 && m == 8) {
+            gradient_rows(VEC_ROWS > 8 ? 8 : 1, n, w_row, w_step, product, out, w, at, count, width);
+        } else if (m == 4) {
+            gradient_rows(4, n, w_row, w_step, product, out, w, at, count, width);
+        } else if (m == 2) {
+            gradient_rows(2, n, w_row, w_step, product, out, w, at, count, width);
+        } else {
+            gradient_rows(1, n, w_row, w_step, product, out, w, at, count, width);
+        }
+    }
+}
+
+VEC_INLINE void gradient_strips(const int64_t w_row, const int64_t w_step, const flash_product *product)
+{
+    for (int64_t d = 0; d < product->dim; d += PANEL) {
+        const float *x = product->x + d * product->x_rows;
+        const int64_t width = attn__min(PANEL, product->dim - d);
+        if (width > VEC_LANES) {
+            gradient_strip(2, w_row, w_step, product, product->out + d, x, width);
+        } else {
+            gradient_strip(1, w_row, w_step, product, product->out + d, x, width);
+        }
     }
 }
 

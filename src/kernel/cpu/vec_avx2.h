@@ -46,6 +46,10 @@ VEC_INLINE vec vec_max(vec a, vec b)
 {
     return _mm256_max_ps(a, b); /* b where a is NaN */
 }
+VEC_INLINE vec vec_min(vec a, vec b)
+{
+    return _mm256_min_ps(a, b); /* b where b is NaN */
+}
 VEC_INLINE vec vec_exponent(vec a)
 {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(a), 23));

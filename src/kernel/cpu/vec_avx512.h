@@ -46,6 +46,10 @@ VEC_INLINE vec vec_max(vec a, vec b)
 {
     return _mm512_max_ps(a, b); /* b where a is NaN */
 }
+VEC_INLINE vec vec_min(vec a, vec b)
+{
+    return _mm512_min_ps(a, b); /* b where b is NaN */
+}
 VEC_INLINE vec vec_exponent(vec a)
 {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));

@@ -106,6 +106,10 @@ VEC_INLINE vec vec_max(vec a, vec b)
 {
     return vec_select(vec_less(b, a), a, b); /* b where a is NaN */
 }
+VEC_INLINE vec vec_min(vec a, vec b)
+{
+    return vec_select(vec_less(a, b), a, b); /* b where b is NaN */
+}
 
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
