@@ -103,9 +103,15 @@ assert d["schema_version"] == 1 and d["workers"] == 7 and not d["dry_run"]
 assert d["verify"]["passed"] and d["verify"]["rows"] == 9 * 8
 assert d["verify"]["max_error"] <= d["verify"]["max_error_tolerance"]
 assert d["out"]["shape"] == [2, 4, 300, 40] and d["out"]["dtype"] == "f32"
-assert d["memory"]["predicted_peak_bytes"] >= d["memory"]["measured_peak_bytes"] > 0
 assert d["time"]["wall_s"] > 0 and d["summary"]["cells"] > 0
 PYTHON
+if ! has_sanitizer; then
+    check "the measured peak is within the predicted one" python3 - "$out" <<'PYTHON'
+import json, sys
+memory = json.load(open(sys.argv[1]))["memory"]
+assert memory["predicted_peak_bytes"] >= memory["measured_peak_bytes"] > 0
+PYTHON
+fi
 exits 0 "csv" run "$@" --verify-rows 2 --format csv
 check "csv has a header and a row" test "$(wc -l <"$out")" -eq 2
 rm -f "$work/o.npy"

@@ -3,7 +3,7 @@
 # attn run --mem-limit: the smallest W that fits, the same W each time, and a peak that keeps the limit.
 . "$(dirname "$0")/tap.inc"
 needs_python
-if grep -Eaq '__(asan|tsan|msan)_init' "$program"; then
+if has_sanitizer; then
     echo "1..0 # skipped: a program with sanitizers has memory of its own"
     exit 77
 fi
