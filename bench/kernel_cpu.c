@@ -3,13 +3,16 @@
  * kernel_cpu.c - speed of the CPU kernels alone, one thread, beside what the same core can do at most.
  *
  *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--heads H] [--backward]
+ *                [--range KEYS]
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
  * else. Each case runs a whole head, n queries against n keys, again and again for S seconds; the best run
  * counts, since on a machine that does other work everything else is noise from above.  Peak and case
  * alternate, so that both see the same clock.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the
  * heads out as [n, h, d], so that tokens lie H * d elements apart.  --backward times the gradients instead:
- * 2.5 times the FLOPs; lse and delta are those that a softmax over n random keys would about have.
+ * 2.5 times the FLOPs, all queries against one range of keys after the other (--range, or what the kernel
+ * likes best), so that K, V, dK and dV of a range stay in the caches; lse and delta are those that a softmax
+ * over n random keys would about have.
  */
 #include <math.h>
 #include <stdio.h>
@@ -19,7 +22,7 @@
 #include "kernel/rows.h"
 
 typedef struct bench_options {
-    int64_t tokens, heads;
+    int64_t tokens, heads, range;
     double seconds;
     const char *kernel;
     bool backward;
@@ -153,17 +156,18 @@ static void run_forward(const attn__kernel *kernel, const bench_case *c, const b
 }
 
 static void run_backward(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a,
-                         int64_t first, int64_t count)
+                         int64_t first, int64_t count, int64_t key, int64_t keys)
 {
-    const attn__gradient_span span = {.count = a->n,
-                                      .k = a->k,
-                                      .v = a->v,
+    const attn__gradient_span span = {.first = key,
+                                      .count = keys,
+                                      .k = attn__element(a->k, c->dtype, key * a->token),
+                                      .v = attn__element(a->v, c->dtype, key * a->token),
                                       .k_token = a->token,
                                       .k_dim = 1,
                                       .v_token = a->token,
                                       .v_dim = 1,
-                                      .dk = a->dk,
-                                      .dv = a->dv,
+                                      .dk = a->dk + key * a->token,
+                                      .dv = a->dv + key * a->token,
                                       .dk_token = a->token,
                                       .dv_token = a->token};
     const attn__gradient gradient = {.dtype = c->dtype,
@@ -189,19 +193,21 @@ static void run_backward(const attn__kernel *kernel, const bench_case *c, const 
     kernel->backward(&gradient, a->scratch);
 }
 
-/* All query tiles of one head, each into its best time so far. */
+/* All query tiles of one head against each range of keys, each pair into its best time so far. */
 static void run_tiles(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a, bool backward,
-                      int64_t tile, double *best)
+                      int64_t tile, int64_t range, double *best)
 {
-    for (int64_t first = 0; first < a->n; first += tile) {
-        const int64_t count = attn__min(tile, a->n - first);
-        double start = attn__now();
-        if (backward) {
-            run_backward(kernel, c, a, first, count);
-        } else {
-            run_forward(kernel, c, a, first, count);
+    for (int64_t key = 0; key < a->n; key += range) {
+        for (int64_t first = 0; first < a->n; first += tile, best++) {
+            const int64_t count = attn__min(tile, a->n - first);
+            double start = attn__now();
+            if (backward) {
+                run_backward(kernel, c, a, first, count, key, attn__min(range, a->n - key));
+            } else {
+                run_forward(kernel, c, a, first, count);
+            }
+            *best = fmin(*best, attn__now() - start);
         }
-        best[first / tile] = fmin(best[first / tile], attn__now() - start);
     }
 }
 
@@ -214,7 +220,8 @@ static void bench(const attn__kernel *kernel, const attn__probe *probe, const be
         .dtype = c->dtype, .dim_qk = c->dim, .dim_v = c->dim, .rows = n, .keys = n, .backward = back};
     bench_arrays arrays = make_arrays(kernel, &shape, options->heads);
     const int64_t tile = back ? kernel->backward_tile_q(&shape) : kernel->tile_q(&shape);
-    const int64_t tiles = attn__ceil_div(n, tile);
+    const int64_t range = !back ? n : options->range > 0 ? options->range : kernel->backward_tile_k(&shape);
+    const int64_t tiles = attn__ceil_div(n, tile) * attn__ceil_div(n, range);
     double *times = attn__alloc_array(tiles, sizeof(double));
     double best = 0.0, peak = 0.0, start = attn__now();
     if (times == NULL) {
@@ -226,7 +233,7 @@ static void bench(const attn__kernel *kernel, const attn__probe *probe, const be
     }
     do {
         peak = fmax(peak, probe == NULL ? 0.0 : peak_flops(probe));
-        run_tiles(kernel, c, &arrays, back, tile, times);
+        run_tiles(kernel, c, &arrays, back, tile, range, times);
     } while (attn__now() - start < options->seconds);
     for (int64_t i = 0; i < tiles; i++) {
         best += times[i];
@@ -280,6 +287,8 @@ static bench_options read_options(int count, char **words)
             o.tokens = attn__max(1, strtoll(words[++i], NULL, 10));
         } else if (i + 1 < count && strcmp(words[i], "--heads") == 0) {
             o.heads = attn__max(1, strtoll(words[++i], NULL, 10));
+        } else if (i + 1 < count && strcmp(words[i], "--range") == 0) {
+            o.range = attn__max(1, strtoll(words[++i], NULL, 10));
         } else if (i + 1 < count && strcmp(words[i], "--seconds") == 0) {
             o.seconds = strtod(words[++i], NULL);
         } else if (i + 1 < count && strcmp(words[i], "--kernel") == 0) {

@@ -280,6 +280,35 @@ static void test_beyond(void **state)
     }
 }
 
+/* An lse far below the scores cannot be; the weights stay at 1 then. */
+static void test_cut_off(void **state)
+{
+    uint64_t seed = 10;
+    gradient_case g = gradient_case_plain(20, 70, 8, true);
+    (void)state;
+    gradient_case_open(&g, &seed);
+    gradient_case_solve(&g);
+    FOR_EACH_KERNEL(row)
+    {
+        for (int64_t i = 0; i < 20; i++) {
+            g.lse[i] = -300.0f;
+        }
+        gradient_case_reset(&g);
+        gradient_case_run(&g, *row);
+        for (int64_t j = 0; j < 70; j++) {
+            for (int64_t d = 0; d < 8; d++) {
+                double want = (double)g.dv[0].before[j * 8 + d];
+                for (int64_t i = 0; i < 20; i++) {
+                    want += kernel_sees(&g.base, i, j) ? kernel_get(&g.base, &g.dout, i, d) : 0.0;
+                }
+                double x = (double)((float *)g.dv[0].buffer.data)[j * g.dv[0].token + d];
+                assert_true(fabs(x - want) <= 0x1p-24 * 21.0 * (g.slope.before + 20.0 * g.slope.dout));
+            }
+        }
+    }
+    gradient_case_close(&g);
+}
+
 /* Query heads that share a kv head add to the same dK and dV. */
 static void test_heads(void **state)
 {
@@ -412,7 +441,9 @@ static void test_table(void **state)
     assert_int_equal(attn__kernel_choose(&kernel, &shape, "reference"), ATTN_OK);
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
         const bool has = (*row)->backward != NULL;
-        assert_true(((*row)->backward_tile_q != NULL) == has && ((*row)->backward_scratch != NULL) == has);
+        assert_true(((*row)->backward_tile_q != NULL) == has && ((*row)->backward_tile_k != NULL) == has &&
+                    ((*row)->backward_scratch != NULL) == has);
+        assert_true(!has || (*row)->backward_tile_k(&shape) >= 1);
         if (!has) {
             assert_int_equal(attn__kernel_choose(&kernel, &shape, (*row)->name), ATTN_EUNSUPPORTED);
             assert_non_null(strstr(attn_last_error(), "gradients"));
@@ -427,11 +458,11 @@ static void test_table(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),   cmocka_unit_test(test_edges),      cmocka_unit_test(test_dims),
-        cmocka_unit_test(test_windows),  cmocka_unit_test(test_poisoned),   cmocka_unit_test(test_masked_nan),
-        cmocka_unit_test(test_no_keys),  cmocka_unit_test(test_blind_rows), cmocka_unit_test(test_huge),
-        cmocka_unit_test(test_beyond),   cmocka_unit_test(test_heads),      cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_accuracy), cmocka_unit_test(test_table),
+        cmocka_unit_test(test_random),  cmocka_unit_test(test_edges),      cmocka_unit_test(test_dims),
+        cmocka_unit_test(test_windows), cmocka_unit_test(test_poisoned),   cmocka_unit_test(test_masked_nan),
+        cmocka_unit_test(test_no_keys), cmocka_unit_test(test_blind_rows), cmocka_unit_test(test_huge),
+        cmocka_unit_test(test_beyond),  cmocka_unit_test(test_heads),      cmocka_unit_test(test_cut_off),
+        cmocka_unit_test(test_repeats), cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_table),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

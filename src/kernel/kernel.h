@@ -96,6 +96,8 @@ typedef struct attn__kernel {
     void (*forward)(const attn__block *block, void *scratch);
     /* The same for gradients; all NULL in a row that has none. */
     int64_t (*backward_tile_q)(const attn__shape *shape);
+    /* Keys of one call at which all query tiles in turn are fastest; any count is legal. */
+    int64_t (*backward_tile_k)(const attn__shape *shape);
     size_t (*backward_scratch)(const attn__shape *shape);
     void (*backward)(const attn__gradient *gradient, void *scratch);
 } attn__kernel;

@@ -290,6 +290,11 @@ static void backward(const attn__gradient *gradient, void *scratch)
     }
 }
 
+static int64_t backward_tile_k(const attn__shape *shape)
+{
+    return attn__max(1, shape->keys);
+}
+
 static size_t backward_scratch(const attn__shape *shape)
 {
     gradient_areas areas;
@@ -304,6 +309,7 @@ const attn__kernel attn__kernel_reference = {
     .scratch = scratch_bytes,
     .forward = forward,
     .backward_tile_q = tile_q,
+    .backward_tile_k = backward_tile_k,
     .backward_scratch = backward_scratch,
     .backward = backward,
 };

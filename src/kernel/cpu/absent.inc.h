@@ -43,6 +43,7 @@ const attn__kernel FLASH_ROW = {
     .scratch = scratch_bytes,
     .forward = forward,
     .backward_tile_q = tile_q,
+    .backward_tile_k = tile_q,
     .backward_scratch = scratch_bytes,
     .backward = backward,
 };

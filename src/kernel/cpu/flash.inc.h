@@ -413,6 +413,7 @@ const attn__kernel FLASH_ROW = {
     .scratch = scratch_bytes,
     .forward = forward,
     .backward_tile_q = backward_tile_q,
+    .backward_tile_k = backward_tile_k,
     .backward_scratch = backward_scratch,
     .backward = backward,
 };

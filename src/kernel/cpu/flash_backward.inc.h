@@ -25,9 +25,10 @@
  * See docs/perf/cpu.md.
  */
 enum {
-    BACK_Q = 192,            /* queries of a call, at most: a multiple of VEC_ROWS and of PANEL */
-    BACK_K = 48,             /* keys of a tile, at most */
-    BACK_FLOATS = 96 * 1024, /* Q, dO and their transposes: 384 KiB of L2 */
+    BACK_Q = 192,              /* queries of a call, at most: a multiple of VEC_ROWS and of PANEL */
+    BACK_K = 48,               /* keys of a tile, at most */
+    RANGE_FLOATS = 512 * 1024, /* K, V, dK and dV of a range of keys: 2 MiB of L2 and L3 */
+    BACK_FLOATS = 96 * 1024,   /* Q, dO and their transposes: 384 KiB of L2 */
 };
 
 typedef struct backward_state {
@@ -61,6 +62,12 @@ static int64_t backward_tile_q(const attn__shape *shape)
 {
     int64_t most = BACK_FLOATS / (2 * (shape->dim_qk + shape->dim_v)) / PANEL * PANEL;
     return attn__min(attn__min(most, BACK_Q), attn__ceil_div(shape->rows, PANEL) * PANEL);
+}
+
+/* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
+static int64_t backward_tile_k(const attn__shape *shape)
+{
+    return attn__max(BACK_K, RANGE_FLOATS / (2 * (shape->dim_qk + shape->dim_v)) / BACK_K * BACK_K);
 }
 
 static size_t backward_lay_out(backward_state *state, float *scratch, int64_t rows, int64_t dim_qk,
@@ -174,7 +181,7 @@ static void weigh_masked(float *p, float *ds, int64_t count, const float *lse, c
             const vec_mask none = vec_less(zero, vec_load(blind + lane));
             vec weight, slope;
             weigh(p + lane, ds + lane, vec_load(lse + lane), vec_load(delta + lane), &weight, &slope);
-            vec_store(p + lane, vec_select(seen, vec_select(none, zero, weight), zero));
+            vec_store(p + lane, vec_select(seen, weight, zero)); /* without a row it meets dO = 0 */
             vec_store(ds + lane, vec_select(seen, vec_select(none, zero, slope), zero));
         }
     }
