@@ -68,6 +68,31 @@ static attn_status create(run *r, const char *spool)
     return attn_plan_create(&r->plan, &r->problem, &options);
 }
 
+static int64_t plan_workers(const attn_plan *plan)
+{
+    attn_summary summary = ATTN_INIT(attn_summary);
+    return attn_plan_summary(plan, &summary) == ATTN_OK ? summary.workers : INT64_MAX;
+}
+
+/* Partials on disk leave more memory to the groups: a temporary spool is taken where only it fits, or where
+ * fewer workers fit with it.  `status` is that of r->plan, made without one. */
+static attn_status try_temporary_spool(run *r, attn_status status)
+{
+    attn_plan *without = r->plan;
+    char *name = name_spool(r);
+    attn_status spooled = create(r, name);
+    if (status == ATTN_OK && (spooled != ATTN_OK || plan_workers(r->plan) >= plan_workers(without))) {
+        attn_plan_destroy(r->plan);
+        free(name);
+        r->plan = without;
+        r->spool = NULL;
+        return ATTN_OK;
+    }
+    attn_plan_destroy(without);
+    r->temporary_spool = name;
+    return spooled;
+}
+
 int run_make_plan(run *r)
 {
     run_memory *m = &r->memory;
@@ -79,9 +104,8 @@ int run_make_plan(run *r)
                          cli_bytes(limit, (double)m->limit), cli_bytes(held, (double)(m->program)));
     }
     attn_status status = create(r, r->args->spool);
-    if (status == ATTN_ELIMIT && r->args->spool == NULL) {
-        r->temporary_spool = name_spool(r);
-        status = create(r, r->temporary_spool);
+    if (m->limit > 0 && r->args->spool == NULL && (status == ATTN_OK || status == ATTN_ELIMIT)) {
+        status = try_temporary_spool(r, status);
     }
     if (status != ATTN_OK) {
         return cli_fail(status);
