@@ -37,6 +37,7 @@ set(ATTN_COMM
     src/comm/local.c)
 
 set(ATTN_ENGINE
+    src/engine/backward.c
     src/engine/execute.c
     src/engine/inspect.c
     src/engine/io.c

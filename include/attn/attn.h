@@ -27,6 +27,8 @@
  *     attn_plan_*()           look at the decision: who holds what, who computes what, what it costs.
  *     attn_execute()          do it, any number of times.  Allocates nothing, decides nothing.
  *
+ * Gradients likewise: attn_backward(), or a plan with options.backward and attn_execute_backward().
+ *
  * CONVENTIONS
  *
  * - Every struct begins with its own size: set it with ATTN_INIT or to sizeof.  Zero means default.
@@ -197,6 +199,14 @@ typedef struct attn_sink {
                          const float *o, int64_t o_stride, const float *lse);
 } attn_sink;
 
+/*
+ * Batches of sequences of unequal length ("varlen") lie one after another in tensors without padding:
+ * sequence b is the tokens cu_seqlens[b] .. cu_seqlens[b + 1], cumulative lengths that begin at 0 and never
+ * fall, batch + 1 of them, the caller's.  problem.tokens_q and tokens_kv are then the longest that may come,
+ * and each sequence has its own shift (its keys - its queries).  The batch stride of every tensor is ignored;
+ * all strides zero means contiguous [heads, cu_seqlens[batch], dim].  An empty sequence is legal.  Both
+ * lists, or neither.  Only tensors in memory, W = 1 and no spool.
+ */
 typedef struct attn_io {
     size_t size;         /* sizeof(attn_io) */
     attn_tensor q, k, v; /* read when source is NULL */
@@ -204,7 +214,31 @@ typedef struct attn_io {
     attn_tensor lse;     /* fp32, likewise; data NULL: not wanted; stride[3] is ignored */
     const attn_source *source;
     const attn_sink *sink;
+    const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* NULL: batch sequences of tokens_q and tokens_kv */
 } attn_io;
+
+/*
+ * What the backward pass reads and writes: given dO, the gradient of o,
+ *
+ *     D = rowsum(dO * O)    P = exp(S - lse)    dV = P^T dO    dS = P * (dO V^T - D)
+ *     dQ = scale * dS K     dK = scale * dS^T Q
+ *
+ * (Dao et al., FlashAttention, arXiv 2205.14135, appendix B).  dk and dv sum over the query heads that share
+ * a kv head.  A row that sees no key, and a key that no row sees, has gradient 0.  lse, and delta if given,
+ * are those of the whole row, also where k and v are only some of its keys: over disjoint keys and over
+ * disjoint queries gradients add up, which is what `accumulate` is for.
+ */
+typedef struct attn_gradients {
+    size_t size;            /* sizeof(attn_gradients) */
+    attn_tensor q, k, v;    /* as in the forward pass */
+    attn_tensor o;          /* problem.dtype_out; not read when delta is given */
+    attn_tensor lse;        /* fp32, from the forward pass; stride[3] is ignored */
+    attn_tensor delta;      /* D, fp32, shaped like lse; data NULL: computed from o and dout */
+    attn_tensor dout;       /* dO, problem.dtype */
+    attn_tensor dq, dk, dv; /* written in problem.dtype_out; data NULL: not wanted, and not computed */
+    int accumulate;         /* 1: added to what dq, dk and dv hold, rounded once */
+    const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* as in attn_io */
+} attn_gradients;
 
 /* ---- plan ---------------------------------------------------------------------------------------- */
 
@@ -255,6 +289,7 @@ typedef struct attn_options {
     int classic;           /* 1: the published rules (even W out of balance, set as in the table) */
     int threads;           /* 0: as many as OpenMP gives */
     int in_memory;         /* 1: q, k, v will be tensors: they are read in place, not gathered */
+    int backward;          /* 1: a plan for attn_execute_backward(): W = 1, tensors in memory, no spool */
     const char *kernel;    /* a row of the kernel table by name; NULL: the first that takes the problem */
     const char *spool;     /* folder for finished partials (copied); NULL: none */
     const char *spool_key; /* identity of the data, kept in the spool (copied); NULL: "" */
@@ -422,12 +457,35 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
                                                   const attn_options *options);
 
 /*
+ * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above.  Threads
+ * share the work by shape alone, and sums over keys are made in a fixed order: the bits do not depend on
+ * their number.  q, k, v, o, dout and the results must not overlap.
+ */
+ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
+                                                           void *workspace);
+
+/* Plan, allocate, execute and free in one call; sets options.backward and in_memory itself. */
+ATTN_API ATTN_MUST_CHECK attn_status attn_backward(const attn_problem *problem, const attn_gradients *io,
+                                                   const attn_options *options);
+
+/*
  * The fp64 reference: rows[0..count) of one (batch, query head), from the same inputs, in plain C.  Writes
  * o[count][dim_v] and lse[count].  Reads keys and values in pieces: O(count * dim) memory.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_reference(const attn_problem *problem, const attn_io *io,
                                                     int64_t batch, int64_t head, const int64_t *rows,
                                                     int64_t count, double *o, double *lse);
+
+/*
+ * The fp64 reference of the gradients: dq[row_count][dim_qk] of chosen rows of one (batch, query head), and
+ * dk[key_count][dim_qk], dv[key_count][dim_v] of chosen keys of its kv head, summed over the query heads that
+ * share it.  lse and delta are read from io as attn_execute_backward() reads them, in O((row_count +
+ * key_count * group) * tokens * dim) time; where io->lse.data is NULL both are made anew in fp64 from q, k, v
+ * and dout, in O(group * tokens_q * tokens_kv * dim).  io's dq, dk, dv and accumulate are not looked at.
+ */
+ATTN_API ATTN_MUST_CHECK attn_status attn_reference_backward(
+    const attn_problem *problem, const attn_gradients *io, int64_t batch, int64_t head, const int64_t *rows,
+    int64_t row_count, double *dq, const int64_t *keys, int64_t key_count, double *dk, double *dv);
 
 /* A struct with its size set and everything else zero: `attn_problem problem = ATTN_INIT(attn_problem);` */
 #ifdef __cplusplus
