@@ -21,6 +21,29 @@ static inline char *files_folder(void)
     return path;
 }
 
+static inline void files_folder_remove(char *path)
+{
+    assert_int_equal(rmdir(path), 0);
+    free(path);
+}
+
+/* The folder of a test program that uses files_set_up() and files_tear_down(). */
+static char *files_own;
+
+static inline int files_set_up(void **state)
+{
+    (void)state;
+    files_own = files_folder();
+    return 0;
+}
+
+static inline int files_tear_down(void **state)
+{
+    (void)state;
+    files_folder_remove(files_own);
+    return 0;
+}
+
 /* folder/name in a static buffer; eight of them in turn. */
 static inline const char *files_path(const char *folder, const char *name)
 {
@@ -46,12 +69,6 @@ static inline size_t files_read(const char *path, void *data, size_t room)
     size_t bytes = fread(data, 1, room, file);
     assert_int_equal(fclose(file), 0);
     return bytes;
-}
-
-static inline void files_folder_remove(char *path)
-{
-    assert_int_equal(rmdir(path), 0);
-    free(path);
 }
 
 /* Numbers of splitmix64, for random cases that are the same each time. */

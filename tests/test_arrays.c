@@ -19,22 +19,6 @@
 #include "cli/verify.h"
 #include "files.h"
 
-static char *folder;
-
-static int set_up(void **state)
-{
-    (void)state;
-    folder = files_folder();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    files_folder_remove(folder);
-    return 0;
-}
-
 /* ---- the source ---- */
 
 typedef struct shape {
@@ -51,7 +35,7 @@ static double element(int x, int64_t b, int64_t h, int64_t n, int64_t c)
 static const char *write_array(int x, shape s, cli_dtype dtype, cli_layout layout, int rank)
 {
     static const char *const names[] = {"q.npy", "k.npy", "v.npy"};
-    const char *path = files_path(folder, names[x]);
+    const char *path = files_path(files_own, names[x]);
     char header[CLI_NPY_HEADER];
     int64_t full[4] = {s.batch, s.heads, s.tokens, s.dim};
     if (layout == CLI_BNHD) {
@@ -415,5 +399,5 @@ int main(void)
         cmocka_unit_test(wrong_fails),    cmocka_unit_test(mean_square_is_sharp),
         cmocka_unit_test(nonfinite_rows), cmocka_unit_test(rows_without_keys),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, files_set_up, files_tear_down);
 }

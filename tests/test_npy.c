@@ -22,22 +22,6 @@
 #include "cli/npy.h"
 #include "files.h"
 
-static char *folder;
-
-static int set_up(void **state)
-{
-    (void)state;
-    folder = files_folder();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    files_folder_remove(folder);
-    return 0;
-}
-
 /* Writes version, header text (padded to `length` if that is longer) and `data` zero bytes; opens it. */
 static attn_status open_text(int version, const char *text, size_t data, cli_array *array)
 {
@@ -47,7 +31,7 @@ static attn_status open_text(int version, const char *text, size_t data, cli_arr
     bytes[8] = (char)(length & 255);
     bytes[9] = (char)(length >> 8);
     memcpy(bytes + begin, text, length);
-    const char *path = files_path(folder, "x.npy");
+    const char *path = files_path(files_own, "x.npy");
     files_write(path, bytes, begin + length + data);
     cli_reader reader;
     assert_int_equal(cli_reader_open(&reader, path), ATTN_OK);
@@ -151,7 +135,7 @@ static attn_status open_bytes(const void *bytes, size_t size)
 {
     cli_array array;
     cli_reader reader;
-    const char *path = files_path(folder, "y.npy");
+    const char *path = files_path(files_own, "y.npy");
     files_write(path, bytes, size);
     assert_int_equal(cli_reader_open(&reader, path), ATTN_OK);
     attn_status status = cli_npy_open(&reader, &array);
@@ -242,7 +226,7 @@ static void round_trip(void **state)
         if (array.count > 4096) {
             continue;
         }
-        const char *path = files_path(folder, "r.npy");
+        const char *path = files_path(files_own, "r.npy");
         files_write(path, file, bytes);
         assert_int_equal(cli_reader_open(&reader, path), ATTN_OK);
         assert_int_equal(cli_npy_open(&reader, &got), ATTN_OK);
@@ -339,7 +323,7 @@ static void old_file_stays(void **state)
 {
     char text[16] = "";
     cli_writer writer;
-    const char *path = files_path(folder, "out.npy"), *part = files_path(folder, ".out.npy.part");
+    const char *path = files_path(files_own, "out.npy"), *part = files_path(files_own, ".out.npy.part");
     (void)state;
     files_write(path, "old", 3);
     assert_int_equal(cli_writer_open(&writer, path, 100), ATTN_OK);
@@ -366,15 +350,15 @@ static void unwritable(void **state)
 {
     cli_writer writer;
     (void)state;
-    assert_int_equal(cli_writer_open(&writer, files_path(folder, "no/such/out.npy"), 1), ATTN_EIO);
+    assert_int_equal(cli_writer_open(&writer, files_path(files_own, "no/such/out.npy"), 1), ATTN_EIO);
     assert_non_null(strstr(attn_last_error(), "No such file"));
-    assert_int_equal(cli_writer_open(&writer, folder, 1), ATTN_EIO);
+    assert_int_equal(cli_writer_open(&writer, files_own, 1), ATTN_EIO);
     assert_non_null(strstr(attn_last_error(), "not a regular file"));
     assert_int_equal(cli_writer_open(&writer, "/dev/null", 1), ATTN_EIO);
     assert_int_equal(cli_writer_open(&writer, "", 1), ATTN_EIO);
     cli_reader reader;
-    assert_int_equal(cli_reader_open(&reader, files_path(folder, "missing.npy")), ATTN_EIO);
-    assert_int_equal(cli_reader_open(&reader, folder), ATTN_EIO);
+    assert_int_equal(cli_reader_open(&reader, files_path(files_own, "missing.npy")), ATTN_EIO);
+    assert_int_equal(cli_reader_open(&reader, files_own), ATTN_EIO);
     assert_int_equal(cli_reader_open(&reader, "/dev/null"), ATTN_EIO);
 }
 
@@ -382,7 +366,7 @@ static void links_are_followed(void **state)
 {
     struct stat about;
     cli_writer writer;
-    const char *path = files_path(folder, "real.npy"), *link = files_path(folder, "link.npy");
+    const char *path = files_path(files_own, "real.npy"), *link = files_path(files_own, "link.npy");
     (void)state;
     files_write(path, "old", 3);
     assert_int_equal(symlink(path, link), 0);
@@ -402,7 +386,7 @@ static void one_writer_at_a_time(void **state)
 {
     int status;
     cli_writer writer;
-    const char *path = files_path(folder, "both.npy");
+    const char *path = files_path(files_own, "both.npy");
     (void)state;
     assert_int_equal(cli_writer_open(&writer, path, 10), ATTN_OK);
     pid_t child = fork();
@@ -414,7 +398,7 @@ static void one_writer_at_a_time(void **state)
     }
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
-    assert_true(exists(files_path(folder, ".both.npy.part"))); /* the second one did not remove it */
+    assert_true(exists(files_path(files_own, ".both.npy.part"))); /* the second one did not remove it */
     cli_writer_close(&writer);
 }
 
@@ -422,7 +406,7 @@ static void one_writer_at_a_time(void **state)
 static void no_room(void **state)
 {
     int status;
-    const char *path = files_path(folder, "big.npy");
+    const char *path = files_path(files_own, "big.npy");
     (void)state;
     pid_t child = fork();
     if (child == 0) {
@@ -440,7 +424,7 @@ static void no_room(void **state)
     assert_int_equal(waitpid(child, &status, 0), child);
     assert_true(WIFEXITED(status) && WEXITSTATUS(status) == 0);
     assert_false(exists(path));
-    assert_false(exists(files_path(folder, ".big.npy.part")));
+    assert_false(exists(files_path(files_own, ".big.npy.part")));
 }
 
 int main(void)
@@ -460,5 +444,5 @@ int main(void)
         cmocka_unit_test(one_writer_at_a_time),
         cmocka_unit_test(no_room),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, files_set_up, files_tear_down);
 }

@@ -13,26 +13,10 @@
 #include "cli/safetensors.h"
 #include "files.h"
 
-static char *folder;
-
-static int set_up(void **state)
-{
-    (void)state;
-    folder = files_folder();
-    return 0;
-}
-
-static int tear_down(void **state)
-{
-    (void)state;
-    files_folder_remove(folder);
-    return 0;
-}
-
 static attn_status open_bytes(const void *bytes, size_t size, const char *name, cli_array *array)
 {
     cli_reader reader;
-    const char *path = files_path(folder, "x.safetensors");
+    const char *path = files_path(files_own, "x.safetensors");
     files_write(path, bytes, size);
     assert_int_equal(cli_reader_open(&reader, path), ATTN_OK);
     attn_status status = cli_safetensors_open(&reader, name, "q", array);
@@ -272,5 +256,5 @@ int main(void)
         cmocka_unit_test(good_headers), cmocka_unit_test(bad_headers), cmocka_unit_test(damaged),
         cmocka_unit_test(long_headers), cmocka_unit_test(round_trip),
     };
-    return cmocka_run_group_tests(tests, set_up, tear_down);
+    return cmocka_run_group_tests(tests, files_set_up, files_tear_down);
 }
