@@ -5,7 +5,7 @@
 
 attention, attention_backward   one call each
 run, plan                       cut by a cyclic quorum schedule into workers
-kernels, version                what this machine and library have
+kernels, version, library       what this machine and library have
 attn.torch                      the same for PyTorch, with gradients
 """
 from ._attention import attention, attention_backward
@@ -13,6 +13,7 @@ from ._engine import Event, Kernel, Plan, Rank, Result, kernels, plan, run
 from ._errors import (Canceled, Error, InputOutput, InvalidArgument, MemoryLimit, OutOfMemory, SpoolMismatch,
                       Unsupported, WorkerLost)
 from ._library import LIBRARY as _library
+from ._library import PATH as _path
 from ._types import VERSION, Status
 
 __version__ = ".".join(map(str, VERSION))
@@ -23,8 +24,13 @@ def version() -> str:
     return _library.attn_version().decode()
 
 
+def library() -> str:
+    """The path or name by which the library was found."""
+    return _path
+
+
 __all__ = [
     "Canceled", "Error", "Event", "InputOutput", "InvalidArgument", "Kernel", "MemoryLimit", "OutOfMemory", "Plan",
     "Rank", "Result", "SpoolMismatch", "Status", "Unsupported", "WorkerLost", "attention", "attention_backward",
-    "kernels", "plan", "run", "version",
+    "kernels", "library", "plan", "run", "version",
 ]
