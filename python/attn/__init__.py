@@ -8,12 +8,11 @@ run, plan                       cut by a cyclic quorum schedule into workers
 kernels, version, library       what this machine and library have
 attn.torch                      the same for PyTorch, with gradients
 """
+from . import _library
 from ._attention import attention, attention_backward
 from ._engine import Event, Kernel, Plan, Rank, Result, kernels, plan, run
 from ._errors import (Canceled, Error, InputOutput, InvalidArgument, MemoryLimit, OutOfMemory, SpoolMismatch,
                       Unsupported, WorkerLost)
-from ._library import LIBRARY as _library
-from ._library import PATH as _path
 from ._types import VERSION, Status
 
 __version__ = ".".join(map(str, VERSION))
@@ -21,12 +20,12 @@ __version__ = ".".join(map(str, VERSION))
 
 def version() -> str:
     """Version of the library that is loaded."""
-    return _library.attn_version().decode()
+    return _library.LIBRARY.attn_version().decode()
 
 
 def library() -> str:
     """The path or name by which the library was found."""
-    return _path
+    return _library.PATH
 
 
 __all__ = [

@@ -7,7 +7,7 @@ from . import _arrays
 from ._errors import InvalidArgument
 from ._library import call
 from ._problem import Inputs, Window, same_dtype
-from ._types import Gradients, Options
+from ._types import Dtype, Gradients, Options
 
 
 def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
@@ -55,9 +55,9 @@ def _gradient(inputs: Inputs, name: str, like: Any, given: Any, accumulate: bool
     if given is None:
         if accumulate:
             raise InvalidArgument(f"accumulate adds to what {name} holds: give {name}, or {name}=False")
-        given = _arrays.empty(inputs.like, like.shape, inputs.problem.dtype_out)
+        given = _arrays.empty(inputs.like, like.shape, Dtype(inputs.problem.dtype_out))
     seen = inputs.array(name, given, like.shape, out=True)
-    same_dtype(seen, inputs.problem.dtype_out, "out")
+    same_dtype(seen, Dtype(inputs.problem.dtype_out), "out")
     return given
 
 

@@ -197,17 +197,18 @@ class Plan:
     def execute(self, io: Io, watch: Watch) -> None:
         workspace = np.empty(max(1, self.workspace), np.uint8)
         outcome: List[Tuple[int, str]] = []
+        ended = threading.Event()
 
         def work() -> None: # the error text is this thread's
             status = LIBRARY.attn_execute(self._handle, ctypes.byref(io), workspace.ctypes.data)
             outcome.append((status, "" if status == 0 else last_error()))
+            ended.set()
 
-        thread = threading.Thread(target=work, name="attn.run")
-        thread.start()
+        threading.Thread(target=work, name="attn.run").start()
         interrupted: Optional[BaseException] = None
-        while thread.is_alive():
+        while not ended.is_set():
             try:
-                thread.join(0.1)
+                ended.wait() # not Thread.join(), which an interrupt can leave too early (CPython issue 90882)
             except BaseException as error: # an interrupt: the buffers must not go before the run has ended
                 watch.stop, interrupted = True, error
         status, text = outcome[0]
