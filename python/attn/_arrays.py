@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Arrays of others, looked at in place: address, shape, strides, dtype.
+
+NumPy arrays by their own interface, anything else by DLPack (https://dmlc.github.io/dlpack/latest/). A capsule of
+DLPack is borrowed, not consumed: it stays alive as long as the view does, and its own destructor hands the memory
+back, whatever happens in between. Nothing is ever copied.
+"""
+import ctypes
+import sys
+from typing import Any, Dict, NamedTuple, Optional, Tuple
+
+import numpy as np
+
+from ._errors import InvalidArgument
+from ._types import Dtype, Tensor
+
+BYTES = {Dtype.F32: 4, Dtype.F16: 2, Dtype.BF16: 2}
+NAMES = {"float32": Dtype.F32, "float16": Dtype.F16, "bfloat16": Dtype.BF16}
+
+
+class View(NamedTuple):
+    name: str # for messages
+    address: int
+    shape: Tuple[int, ...]
+    strides: Tuple[int, ...] # in elements
+    dtype: Dtype
+    writable: bool
+    owner: Any # keeps the memory alive
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("byte_offset", ctypes.c_uint64),
+    ]
+
+
+class DLManagedTensorVersioned(ctypes.Structure):
+    _fields_ = [
+        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", DLTensor),
+    ]
+
+
+DLPACK_MAJOR = 1
+DLPACK_CPU = (1, 3) # kDLCPU, and kDLCUDAHost: pinned memory of the host
+DLPACK_READ_ONLY, DLPACK_COPIED = 1, 2
+DLPACK_DTYPES = {(2, 32): Dtype.F32, (2, 16): Dtype.F16, (4, 16): Dtype.BF16} # (code, bits)
+
+capsule_is = ctypes.pythonapi.PyCapsule_IsValid
+capsule_is.restype, capsule_is.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
+capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+capsule_pointer.restype, capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def wrong_dtype(name: str, dtype: str) -> TypeError:
+    return TypeError(f"{name} is {dtype}; attn computes in float32, float16 and bfloat16: convert it first")
+
+
+def view_numpy(name: str, array: np.ndarray) -> View:
+    if isinstance(array, np.ma.MaskedArray):
+        raise TypeError(f"{name} is a masked array, whose mask would be ignored: give {name}.filled(...)")
+    dtype = NAMES.get(array.dtype.name)
+    if dtype is None or not array.dtype.isnative:
+        raise wrong_dtype(name, str(array.dtype))
+    size = BYTES[dtype]
+    if any(stride % size for stride in array.strides) or not array.flags.aligned:
+        raise InvalidArgument(f"{name} has strides {array.strides} in bytes or begins at an odd address: elements of "
+                              f"{size} bytes must lie on multiples of {size}")
+    strides = tuple(stride // size for stride in array.strides)
+    return View(name, array.__array_interface__["data"][0], array.shape, strides, dtype, array.flags.writeable, array)
+
+
+def capsule_of(name: str, array: Any) -> Any:
+    device = array.__dlpack_device__()
+    if int(device[0]) not in DLPACK_CPU:
+        raise InvalidArgument(f"{name} lies on device {getattr(array, 'device', device)}; attn computes on arrays in "
+                              "CPU memory: copy it there first")
+    try:
+        return array.__dlpack__(max_version=(DLPACK_MAJOR, 0))
+    except TypeError: # an exporter that is older than versions
+        return array.__dlpack__()
+
+
+def read_capsule(name: str, capsule: Any) -> Tuple[DLTensor, int]:
+    """The tensor that a capsule holds, and its flags."""
+    if capsule_is(capsule, b"dltensor_versioned"):
+        pointer = capsule_pointer(capsule, b"dltensor_versioned")
+        managed = DLManagedTensorVersioned.from_address(pointer)
+        if managed.major != DLPACK_MAJOR:
+            raise BufferError(f"{name} speaks DLPack {managed.major}; attn knows version {DLPACK_MAJOR}")
+        return managed.tensor, managed.flags
+    if capsule_is(capsule, b"dltensor"):
+        return DLTensor.from_address(capsule_pointer(capsule, b"dltensor")), 0
+    raise BufferError(f"{name} gives a DLPack capsule of an unknown kind: {capsule!r}")
+
+
+def view_dlpack(name: str, array: Any, out: bool) -> View:
+    try:
+        capsule = capsule_of(name, array)
+    except BufferError as error: # for example a tensor of PyTorch that requires a gradient
+        raise BufferError(f"{name}: {error}") from error
+    tensor, flags = read_capsule(name, capsule)
+    dtype = DLPACK_DTYPES.get((tensor.code, tensor.bits))
+    if dtype is None or tensor.lanes != 1:
+        raise wrong_dtype(name, str(getattr(array, "dtype", f"of DLPack code {tensor.code}, {tensor.bits} bits")))
+    shape = tuple(tensor.shape[:tensor.ndim])
+    if tensor.strides:
+        strides = tuple(tensor.strides[:tensor.ndim])
+    else: # compact, last axis fastest
+        strides = tuple(int(np.prod(shape[axis + 1:], dtype=np.int64)) for axis in range(len(shape)))
+    address = (tensor.data or 0) + tensor.byte_offset
+    if address % BYTES[dtype]:
+        raise InvalidArgument(f"{name} begins at an odd address: elements must lie on multiples of {BYTES[dtype]}")
+    if out and flags & DLPACK_COPIED:
+        raise BufferError(f"{name} can only be had as a copy, which cannot be written for its owner")
+    return View(name, address, shape, strides, dtype, not flags & DLPACK_READ_ONLY, (capsule, array))
+
+
+def view(name: str, array: Any, out: bool = False) -> View:
+    """What lies in the array's memory; `out`: it is to be written."""
+    if isinstance(array, np.ndarray):
+        seen = view_numpy(name, array)
+    elif hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
+        seen = view_dlpack(name, array, out)
+    else:
+        raise TypeError(f"{name} is a {type(array).__name__}; give a NumPy array or one that speaks DLPack")
+    if 0 in seen.shape:
+        raise InvalidArgument(f"{name} has shape {list(seen.shape)}: no axis may be empty")
+    if out and not seen.writable:
+        raise InvalidArgument(f"{name} is read-only: give one that can be written")
+    if out and any(stride == 0 and extent > 1 for stride, extent in zip(seen.strides, seen.shape)):
+        raise InvalidArgument(f"{name} is broadcast (a stride is 0), so that its elements share memory: give one "
+                              "that owns them all")
+    return seen
+
+
+def tensor_of(seen: View, axes: Tuple[Optional[int], ...]) -> Tensor:
+    """attn_tensor, whose axes batch, head, token and dim are these of the array; None: it has no such axis."""
+    strides = [0 if axis is None else seen.strides[axis] for axis in axes]
+    if not any(strides):
+        # All zero means contiguous to the library; the stride of an axis of one element can be anything.
+        single = [i for i, axis in enumerate(axes) if axis is None or seen.shape[axis] == 1]
+        if not single:
+            raise InvalidArgument(f"{seen.name} is one element, broadcast along every axis: give a copy of it")
+        strides[single[0]] = 1
+    return Tensor(seen.address, (ctypes.c_int64 * 4)(*strides))
+
+
+def is_torch(array: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(array, torch.Tensor)
+
+
+def empty(like: Any, shape: Tuple[int, ...], dtype: Dtype) -> Any:
+    """A new array: a tensor of PyTorch if `like` is one, else of NumPy."""
+    name = next(name for name, value in NAMES.items() if value == dtype)
+    if is_torch(like):
+        torch = sys.modules["torch"]
+        return torch.empty(shape, dtype=getattr(torch, name))
+    return np.empty(shape, dtype=numpy_dtypes(dtype, name))
+
+
+def numpy_dtypes(dtype: Dtype, name: str) -> Any:
+    if dtype != Dtype.BF16:
+        return np.dtype(name)
+    try:
+        import ml_dtypes
+    except ImportError:
+        raise TypeError("the result is bfloat16, which NumPy has only with the package ml_dtypes: install it, or "
+                        "give out=") from None
+    return np.dtype(ml_dtypes.bfloat16)
+
+
+def sequence_starts(name: str, starts: Any) -> Tuple[Any, int, int]:
+    """Cumulative lengths as an array of int64, the longest of the sequences, their sum."""
+    values = np.ascontiguousarray(np.asarray(starts))
+    if values.ndim != 1 or values.size < 2 or values.dtype.kind not in "iu":
+        raise InvalidArgument(f"{name} must be a list of at least 2 integers: 0, and the end of each sequence")
+    values = values.astype(np.int64, copy=False)
+    lengths = np.diff(values)
+    if values[0] != 0 or lengths.min() < 0:
+        raise InvalidArgument(f"{name} must begin at 0 and never fall")
+    return values, max(1, int(lengths.max())), int(values[-1])
+
+
+SCHEMES: Dict[Tuple[str, int], Tuple[Optional[int], ...]] = {
+    ("bhnd", 4): (0, 1, 2, 3), ("bnhd", 4): (0, 2, 1, 3),
+    ("bhnd", 3): (None, 0, 1, 2), ("bnhd", 3): (None, 1, 0, 2),
+    ("bhnd", 2): (None, None, 0, 1), ("bnhd", 2): (None, None, 0, 1),
+}

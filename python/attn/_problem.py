@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: Apache-2.0
+"""From arrays and keywords to attn_problem: which axis is which, do the shapes fit, what will the results be."""
+import ctypes
+import math
+from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+
+from . import _arrays
+from ._arrays import View
+from ._errors import InvalidArgument
+from ._types import Dtype, Io, Mask, Problem, Tensor
+
+Window = Union[None, int, Tuple[int, int]]
+Axes = Tuple[Optional[int], ...]
+
+
+def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
+    """The mask, and the keys visible to the left and to the right of a query's own place; -1: no bound."""
+    if window is None:
+        return (Mask.MASK_CAUSAL if causal else Mask.MASK_FULL), 0, 0
+    sides = (window, window) if isinstance(window, int) else tuple(window)
+    if len(sides) != 2 or any(not isinstance(side, int) or side < -1 for side in sides):
+        raise InvalidArgument(f"window is {window!r}; give (left, right), numbers of keys or -1 for no bound, or one "
+                              "number for both")
+    left, right = sides
+    return Mask.MASK_WINDOW, left, 0 if causal else right
+
+
+def scale_of(scale: Optional[float]) -> float:
+    if scale is None:
+        return 0.0 # to the library: 1/sqrt(dim)
+    if scale == 0 or not math.isfinite(scale):
+        raise InvalidArgument(f"scale is {scale}; give a finite number other than 0, or None for 1/sqrt(dim)")
+    return float(scale)
+
+
+def axes_of(seen: View, layout: str, varlen: bool) -> Axes:
+    """Which axis of an array is batch, head, token and dim."""
+    rank = len(seen.shape)
+    if layout not in ("bhnd", "bnhd"):
+        raise InvalidArgument(f"layout is {layout!r}; give 'bhnd' for [batch, heads, tokens, dim] or 'bnhd' for "
+                              "[batch, tokens, heads, dim]")
+    if varlen:
+        if rank != 3:
+            raise InvalidArgument(f"{seen.name} has shape {list(seen.shape)}; with cu_seqlens_q it must be "
+                                  "[tokens of all sequences, heads, dim]")
+        return _arrays.SCHEMES["bnhd", 3]
+    if (layout, rank) not in _arrays.SCHEMES:
+        raise InvalidArgument(f"{seen.name} has shape {list(seen.shape)}; it must have 4 axes (layout "
+                              f"{layout!r}), 3 without batch, or 2: [tokens, dim]")
+    return _arrays.SCHEMES[layout, rank]
+
+
+class Sizes(NamedTuple):
+    batch: int
+    heads: int
+    tokens: int
+    dim: int
+
+
+def sizes_of(seen: View, axes: Axes) -> Sizes:
+    return Sizes(*(1 if axis is None else seen.shape[axis] for axis in axes))
+
+
+def expect(seen: View, what: str, value: int, wanted: int, of: str) -> None:
+    if value != wanted:
+        raise InvalidArgument(f"{seen.name} has {what} {value} (shape {list(seen.shape)}); {of} has {wanted}")
+
+
+def same_dtype(seen: View, dtype: Dtype, of: str) -> None:
+    if seen.dtype != dtype:
+        raise InvalidArgument(f"{seen.name} is {seen.dtype.name.lower()}, {of} is {dtype.name.lower()}: they must be "
+                              "the same")
+
+
+def as_pointer(values: Any) -> Any:
+    return values.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
+
+
+class Inputs:
+    """q, k and v, seen and checked, and the problem they make."""
+
+    def __init__(self, q: Any, k: Any, v: Any, causal: bool, window: Window, scale: Optional[float], layout: str,
+                 cu_seqlens_q: Optional[Sequence[int]] = None, cu_seqlens_k: Optional[Sequence[int]] = None) -> None:
+        self.layout = layout
+        self.varlen = cu_seqlens_q is not None
+        if self.varlen != (cu_seqlens_k is not None):
+            raise InvalidArgument("give both cu_seqlens_q and cu_seqlens_k, or neither")
+        self.like = q
+        self.views = [_arrays.view(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
+        self.q, self.k, self.v = self.views
+        self.axes = axes_of(self.q, layout, self.varlen)
+        self.tensors = [self.tensor(seen) for seen in self.views]
+        sizes = [sizes_of(seen, self.axes) for seen in self.views]
+        self.check(*sizes)
+        self.starts = [None, None]
+        lengths = [sizes[0].tokens, sizes[1].tokens]
+        batch = sizes[0].batch
+        if self.varlen:
+            batch, lengths = self.sequences(cu_seqlens_q, cu_seqlens_k)
+        mask, left, right = band(causal, window)
+        self.problem = Problem(
+            batch=batch, heads_q=sizes[0].heads, heads_kv=sizes[1].heads, tokens_q=lengths[0], tokens_kv=lengths[1],
+            dim_qk=sizes[0].dim, dim_v=sizes[2].dim, dtype=self.q.dtype, dtype_out=self.q.dtype, mask=mask,
+            window_left=left, window_right=right, scale=scale_of(scale))
+        self.shape_o = self.q.shape[:-1] + (sizes[2].dim,)
+        # lse is [batch, heads, tokens] in every layout, without the axes that q lacks
+        self.shape_lse = tuple(size for size, axis in zip(sizes[0][:3], self.axes) if axis is not None)
+        self.axes_lse = (None,) * (3 - len(self.shape_lse)) + tuple(range(len(self.shape_lse))) + (None,)
+
+    def tensor(self, seen: View) -> Tensor:
+        if len(seen.shape) != len(self.q.shape):
+            raise InvalidArgument(f"{seen.name} has shape {list(seen.shape)}, q has {list(self.q.shape)}: they must "
+                                  "have the same number of axes")
+        return _arrays.tensor_of(seen, self.axes)
+
+    def check(self, q: Sizes, k: Sizes, v: Sizes) -> None:
+        for seen, sizes in ((self.k, k), (self.v, v)):
+            same_dtype(seen, self.q.dtype, "q")
+            expect(seen, "batch", sizes.batch, q.batch, "q")
+        expect(self.k, "dim", k.dim, q.dim, "q")
+        expect(self.v, "heads", v.heads, k.heads, "k")
+        expect(self.v, "tokens", v.tokens, k.tokens, "k")
+        if q.heads % k.heads != 0:
+            raise InvalidArgument(f"k has {k.heads} heads, which does not divide the {q.heads} heads of q")
+
+    def sequences(self, starts_q: Any, starts_k: Any) -> Tuple[int, list]:
+        """Number of sequences, and the longest on each side."""
+        lengths = []
+        for side, (name, starts, seen) in enumerate((("cu_seqlens_q", starts_q, self.q),
+                                                     ("cu_seqlens_k", starts_k, self.k))):
+            self.starts[side], longest, total = _arrays.sequence_starts(name, starts)
+            if total != seen.shape[0]:
+                raise InvalidArgument(f"{name} ends at {total}, but {seen.name} has {seen.shape[0]} tokens")
+            lengths.append(longest)
+        if len(self.starts[0]) != len(self.starts[1]):
+            raise InvalidArgument(f"cu_seqlens_q has {len(self.starts[0])} entries, cu_seqlens_k has "
+                                  f"{len(self.starts[1])}: they must name the same sequences")
+        return len(self.starts[0]) - 1, lengths
+
+    def array(self, name: str, array: Any, shape: Tuple[int, ...], out: bool = False) -> View:
+        """One more array, which must have this shape."""
+        seen = _arrays.view(name, array, out)
+        if seen.shape != shape:
+            raise InvalidArgument(f"{name} has shape {list(seen.shape)}; it must be {list(shape)}")
+        return seen
+
+    def rows(self, name: str, array: Any, out: bool = False) -> Tensor:
+        """lse and what is shaped like it: one fp32 number a row."""
+        seen = self.array(name, array, self.shape_lse, out)
+        if seen.dtype != Dtype.F32:
+            raise TypeError(f"{name} is {seen.dtype.name.lower()}; it must be float32")
+        return _arrays.tensor_of(seen, self.axes_lse)
+
+    def results(self, out: Any, return_lse: bool) -> Tuple[Any, Any, Io]:
+        """The arrays that take o and lse, made where they are not given, and attn_io for one call."""
+        if out is None:
+            out = _arrays.empty(self.like, self.shape_o, self.q.dtype)
+        seen = self.array("out", out, self.shape_o, out=True)
+        self.problem.dtype_out = seen.dtype
+        lse = _arrays.empty(self.like, self.shape_lse, Dtype.F32) if return_lse else None
+        io = Io(q=self.tensors[0], k=self.tensors[1], v=self.tensors[2], o=_arrays.tensor_of(seen, self.axes))
+        if lse is not None:
+            io.lse = self.rows("lse", lse, out=True)
+        self.give_sequences(io)
+        return out, lse, io
+
+    def give_sequences(self, io: Any) -> None:
+        if self.varlen:
+            io.cu_seqlens_q, io.cu_seqlens_kv = map(as_pointer, self.starts)

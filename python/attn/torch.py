@@ -1,0 +1,52 @@
+# SPDX-License-Identifier: Apache-2.0
+"""attn for PyTorch: attention() with gradients, on CPU tensors in place. `import attn.torch` needs PyTorch."""
+from typing import Any, Optional, Sequence
+
+import torch
+
+from ._attention import attention as _forward
+from ._attention import attention_backward as _backward
+
+
+class _Attention(torch.autograd.Function):
+    """Saves q, k, v, out and lse: nothing of the size of the score matrix."""
+
+    @staticmethod
+    def forward(ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, keywords: dict) -> Any:
+        out, lse = _forward(q.detach(), k.detach(), v.detach(), return_lse=True, **keywords)
+        ctx.save_for_backward(q, k, v, out, lse)
+        ctx.keywords = keywords
+        ctx.mark_non_differentiable(lse)
+        ctx.set_materialize_grads(False)
+        return out, lse
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx: Any, dout: Optional[torch.Tensor], _dlse: Any) -> Any:
+        if dout is None:
+            return None, None, None, None
+        if not any(dout.stride()): # one element for all, as from out.sum(): the library needs strides
+            dout = dout.contiguous()
+        wanted = {name: None if needed else False for name, needed in zip(("dq", "dk", "dv"), ctx.needs_input_grad)}
+        q, k, v, out, lse = (tensor.detach() for tensor in ctx.saved_tensors)
+        return (*_backward(dout.detach(), q, k, v, out, lse, **wanted, **ctx.keywords), None)
+
+
+def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: Any = None,
+              scale: Optional[float] = None, return_lse: bool = False, layout: str = "bhnd",
+              cu_seqlens_q: Optional[Sequence[int]] = None, cu_seqlens_k: Optional[Sequence[int]] = None,
+              threads: Optional[int] = None, kernel: Optional[str] = None) -> Any:
+    """attn.attention() that autograd knows; lse, if asked for, takes no part in gradients.
+
+    threads: default torch.get_num_threads(). The rest as in attn.attention().
+    """
+    for name, tensor in (("q", q), ("k", k), ("v", v)):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; give a tensor of PyTorch")
+    keywords = {"causal": causal, "window": window, "scale": scale, "layout": layout, "cu_seqlens_q": cu_seqlens_q,
+                "cu_seqlens_k": cu_seqlens_k, "threads": threads or torch.get_num_threads(), "kernel": kernel}
+    out, lse = _Attention.apply(q, k, v, keywords)
+    return (out, lse) if return_lse else out
+
+
+__all__ = ["attention"]

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Tensors of PyTorch: in place in every dtype, and gradients that autograd agrees with."""
+import numpy as np
+import pytest
+from cases import cases
+from hypothesis import given, settings
+from reference import Reference, near, visible
+
+import attn
+
+torch = pytest.importorskip("torch")
+import attn.torch # noqa: E402
+
+
+def tensors(shape, dtype=torch.float32, count=3, kv_heads=None, seed=3):
+    generator = torch.Generator().manual_seed(seed)
+    shapes = [shape if part in (0, 3) or kv_heads is None else (shape[0], kv_heads, *shape[2:]) for part in range(count)]
+    return [torch.randn(one, generator=generator).to(dtype) for one in shapes]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_forward(dtype):
+    q, k, v = tensors((2, 4, 33, 24), dtype, kv_heads=2)
+    reference = Reference(*(x.double().numpy() for x in (q, k, v)), causal=True)
+    out, lse = attn.attention(q, k, v, causal=True, return_lse=True)
+    assert isinstance(out, torch.Tensor) and out.dtype == dtype and lse.dtype == torch.float32
+    reference.check(out, lse)
+    given_out = torch.full_like(out, float("nan")).transpose(1, 2).contiguous().transpose(1, 2)
+    assert attn.attention(q, k, v, causal=True, out=given_out) is given_out
+    assert torch.equal(given_out, out)
+    with torch.no_grad():
+        assert torch.equal(attn.torch.attention(q, k, v, causal=True), out)
+
+
+def test_same_memory(monkeypatch):
+    q, k, v = (x.transpose(1, 2)[..., ::2] for x in tensors((2, 9, 3, 8)))
+    seen = []
+
+    def hook(name, problem, io, options):
+        seen.append(io._obj)
+        attn._library.call(name, problem, io, options)
+    monkeypatch.setattr(attn._attention, "call", hook)
+    out = attn.attention(q, k, v)
+    for tensor, array in ((seen[0].q, q), (seen[0].k, k), (seen[0].v, v), (seen[0].o, out)):
+        assert tensor.data == array.data_ptr() and tuple(tensor.stride) == array.stride()
+    Reference(*(x.double().numpy() for x in (q, k, v))).check(out)
+
+
+def test_refused():
+    q, k, v = tensors((2, 3, 9, 8))
+    with pytest.raises(BufferError, match="^q: .*gradient"):
+        attn.attention(q.requires_grad_(), k, v)
+    with pytest.raises(TypeError, match="q is torch.float64"):
+        attn.torch.attention(*(x.double() for x in (q, k, v)))
+    with pytest.raises(TypeError, match="k is a ndarray; give a tensor"):
+        attn.torch.attention(q, k.numpy(), v)
+    with pytest.raises(Exception, match="meta"):
+        attn.attention(*(torch.empty(2, 3, 9, 8, device="meta") for _ in range(3)))
+
+
+def autograd(q, k, v, dout, causal, window, scale):
+    """Output and gradients by PyTorch's autograd in fp64, [batch, heads, tokens, dim]."""
+    q, k, v = (x.detach().double().requires_grad_() for x in (q, k, v))
+    group = q.shape[1] // k.shape[1]
+    keys, values = (x.repeat_interleave(group, 1) for x in (k, v))
+    mask = torch.from_numpy(visible(q.shape[2], k.shape[2], causal, window))
+    scores = q @ keys.transpose(-1, -2) * (q.shape[-1]**-0.5 if scale is None else scale)
+    weights = torch.softmax(scores.masked_fill(~mask, float("-inf")), -1)
+    out = weights.masked_fill(~mask.any(-1)[:, None], 0) @ values # a row that sees no key
+    return out, torch.autograd.grad(out, (q, k, v), dout.double())
+
+
+@settings(max_examples=25)
+@given(cases(dtypes=("float32",)))
+def test_gradients(case):
+    q, k = tensors((case.batch, case.heads, case.tokens, case.dim), count=2, seed=case.seed)
+    k = torch.randn(case.batch, case.kv_heads, case.kv_tokens, case.dim)
+    v = torch.randn(case.batch, case.kv_heads, case.kv_tokens, case.dim_v)
+    dout = torch.randn(*q.shape[:-1], case.dim_v)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    order = (0, 2, 1, 3) if case.layout == "bnhd" else (0, 1, 2, 3)
+    out, lse = attn.torch.attention(*(x.permute(order) for x in leaves), layout=case.layout, return_lse=True,
+                                    **case.mask)
+    assert not lse.requires_grad
+    out = out.permute(order)
+    out.backward(dout)
+    wanted_out, wanted = autograd(q, k, v, dout, **case.mask)
+    reference = Reference(*(x.detach().numpy() for x in leaves), **case.mask)
+    reference.check(out.detach(), lse)
+    # autograd's own gradients use the exact out and lse: those rounded to fp32 add as much again
+    dp = dout.double().numpy() @ reference.v.swapaxes(-1, -2)
+    weights = np.exp(reference.scores - np.where(np.isneginf(reference.lse), 0, reference.lse)[..., None])
+    tolerances = reference.slopes(dout.double().numpy(), reference.lse, weights, dp)
+    for leaf, want, tolerance in zip(leaves, wanted, tolerances):
+        near(leaf.grad.double().numpy(), want.numpy(), 2 * tolerance, "float32")
+
+
+def test_scaled_dot_product_attention():
+    """The same as what users of PyTorch call today."""
+    sdpa = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    if sdpa is None:
+        pytest.skip("this PyTorch has no scaled_dot_product_attention")
+    q, k, v, dout = tensors((2, 3, 65, 32), count=4)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    peer = sdpa(*leaves, is_causal=True)
+    peer_gradients = torch.autograd.grad(peer, leaves, dout)
+    ours = attn.torch.attention(*leaves, causal=True)
+    assert torch.allclose(ours, peer, atol=1e-5)
+    for a, b in zip(torch.autograd.grad(ours, leaves, dout), peer_gradients):
+        assert torch.allclose(a, b, atol=1e-5)
+
+
+def test_broadcast_and_partial_gradients():
+    q, k, v = tensors((2, 3, 17, 8))
+    k.requires_grad_()
+    attn.torch.attention(q, k, v).sum().backward() # dout is one element, broadcast
+    assert q.grad is None and v.grad is None
+    _, wanted = autograd(q, k, v, torch.ones_like(q), False, None, None)
+    assert torch.allclose(k.grad.double(), wanted[1], atol=1e-5)
+
+
+def test_no_second_derivative():
+    q, k, v = (x.requires_grad_() for x in tensors((1, 1, 5, 4)))
+    out = attn.torch.attention(q, k, v)
+    (gradient,) = torch.autograd.grad((out * out).sum(), q, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        gradient.sum().backward()
