@@ -272,6 +272,7 @@ static const attn__probe *probe_of(const attn__kernel *kernel)
 {
     const attn__probe *probe = kernel == &attn__flash_avx512     ? &attn__probe_avx512
                                : kernel == &attn__flash_avx2     ? &attn__probe_avx2
+                               : kernel == &attn__flash_neon     ? &attn__probe_neon
                                : kernel == &attn__flash_portable ? &attn__probe_portable
                                                                  : NULL;
     return probe != NULL && probe->peak != NULL ? probe : NULL;

@@ -31,6 +31,7 @@ set(ATTN_KERNEL
     src/kernel/table.c
     src/kernel/cpu/flash_avx2.c
     src/kernel/cpu/flash_avx512.c
+    src/kernel/cpu/flash_neon.c
     src/kernel/cpu/flash_portable.c)
 
 set(ATTN_COMM

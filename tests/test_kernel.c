@@ -330,7 +330,8 @@ static void test_table(void **state)
         const char *name;
     } levels[] = {{0, "flash-portable"},
                   {ATTN__CPU_AVX2, "flash-avx2"},
-                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512, "flash-avx512"}};
+                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512, "flash-avx512"},
+                  {ATTN__CPU_NEON, "flash-neon"}};
     (void)state;
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {
         if ((features & levels[i].features) == levels[i].features) {

@@ -32,6 +32,7 @@ typedef struct exp2_instance {
 static const exp2_instance instances[] = {
     {"avx512", &attn__probe_avx512, ATTN__CPU_AVX512, 1.2},
     {"avx2", &attn__probe_avx2, ATTN__CPU_AVX2, 1.2},
+    {"neon", &attn__probe_neon, ATTN__CPU_NEON, 1.2},
     {"portable", &attn__probe_portable, 0, 1.6},
 };
 

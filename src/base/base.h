@@ -88,6 +88,7 @@ uint16_t attn__f32_to_bf16(float x); /* to nearest even; NaN stays NaN */
 enum {
     ATTN__CPU_AVX2 = 1u << 0,   /* AVX2, FMA and F16C */
     ATTN__CPU_AVX512 = 1u << 1, /* F, BW, DQ, VL */
+    ATTN__CPU_NEON = 1u << 8,   /* Advanced SIMD of AArch64 */
 };
 
 /* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512: that level and those

@@ -43,6 +43,11 @@ static uint32_t detect(void)
     }
     return features;
 }
+#elif defined(__aarch64__)
+static uint32_t detect(void)
+{
+    return ATTN__CPU_NEON; /* part of the architecture */
+}
 #else
 static uint32_t detect(void)
 {
@@ -59,6 +64,7 @@ static uint32_t allowed(void)
         {"ref", 0},
         {"avx2", ATTN__CPU_AVX2},
         {"avx512", ATTN__CPU_AVX2 | ATTN__CPU_AVX512},
+        {"neon", ATTN__CPU_NEON},
     };
     const char *isa = getenv("ATTN_ISA");
     for (size_t i = 0; isa != NULL && i < sizeof levels / sizeof levels[0]; i++) {
@@ -94,6 +100,8 @@ const char *attn__cpu_name(uint32_t feature)
         return "avx2";
     case ATTN__CPU_AVX512:
         return "avx512";
+    case ATTN__CPU_NEON:
+        return "neon";
     default:
         return "?";
     }

@@ -21,10 +21,11 @@ typedef struct attn__probe {
     int64_t (*peak)(int64_t rounds, float *sink);          /* runs FMAs and nothing else; returns the FLOPs */
 } attn__probe;
 
-extern const attn__kernel attn__flash_avx512, attn__flash_avx2, attn__flash_portable; /* cpu/flash_*.c */
-extern const attn__kernel attn__kernel_reference;                                     /* reference.c */
-extern const attn__kernel attn__kernel_naive;                                         /* naive.c */
+extern const attn__kernel attn__flash_avx512, attn__flash_avx2, attn__flash_neon,
+    attn__flash_portable;                         /* cpu/flash_*.c */
+extern const attn__kernel attn__kernel_reference; /* reference.c */
+extern const attn__kernel attn__kernel_naive;     /* naive.c */
 
-extern const attn__probe attn__probe_avx512, attn__probe_avx2, attn__probe_portable;
+extern const attn__probe attn__probe_avx512, attn__probe_avx2, attn__probe_neon, attn__probe_portable;
 
 #endif

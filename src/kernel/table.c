@@ -14,8 +14,13 @@
 enum { MAX_DIM = 512 };
 
 const attn__kernel *const attn__kernels[] = {
-    &attn__flash_avx512,     &attn__flash_avx2,   &attn__flash_portable,
-    &attn__kernel_reference, &attn__kernel_naive, NULL,
+    &attn__flash_avx512,
+    &attn__flash_avx2,
+    &attn__flash_neon,
+    &attn__flash_portable,
+    &attn__kernel_reference,
+    &attn__kernel_naive,
+    NULL,
 };
 
 static const char *missing_feature(uint32_t needs)
@@ -26,6 +31,9 @@ static const char *missing_feature(uint32_t needs)
     }
     if ((missing & ATTN__CPU_AVX2) != 0) {
         return "needs AVX2, FMA and F16C, which this CPU lacks or ATTN_ISA hides";
+    }
+    if ((missing & ATTN__CPU_NEON) != 0) {
+        return "needs a 64-bit ARM processor, which this is not or ATTN_ISA hides";
     }
     return missing == 0 ? NULL : "needs a CPU feature that is not here";
 }
