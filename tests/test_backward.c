@@ -73,13 +73,6 @@ static backward_case long_case(const char *text, int unequal, int accumulate)
     return c;
 }
 
-static void keep(const case_tensor *x, char **copy)
-{
-    *copy = *copy != NULL ? *copy : malloc(x->buffer.bytes + 1);
-    assert_non_null(*copy);
-    memcpy(*copy, x->buffer.data, x->buffer.bytes);
-}
-
 static void test_bits_repeat(void **state)
 {
     (void)state;
@@ -99,7 +92,7 @@ static void test_bits_repeat(void **state)
             assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
             if (t == 0) {
                 backward_case_compare(&c, problems[i % 4]);
-                keep(&c.dq, &dq), keep(&c.dk, &dk), keep(&c.dv, &dv);
+                case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
             }
             assert_memory_equal(c.dq.buffer.data, dq, c.dq.buffer.bytes);
             assert_memory_equal(c.dk.buffer.data, dk, c.dk.buffer.bytes);
@@ -108,15 +101,6 @@ static void test_bits_repeat(void **state)
         free(dq), free(dk), free(dv);
         backward_case_close(&c);
     }
-}
-
-/* The tensor's tokens from `first` on, as one sequence. */
-static attn_tensor cut(const case_tensor *x, int64_t first)
-{
-    attn_tensor t = {.data =
-                         (char *)x->buffer.data + x->stride[2] * first * (int64_t)attn_dtype_size(x->dtype)};
-    memcpy(t.stride, x->stride, sizeof t.stride);
-    return t;
 }
 
 static void run_alone(backward_case *c, const case_piece *s)
@@ -133,10 +117,10 @@ static void run_alone(backward_case *c, const case_piece *s)
     attn_tensor *of_kv[] = {&io.k, &io.v, &io.dk, &io.dv};
     const case_tensor *from_kv[] = {&c->k, &c->v, &c->dk, &c->dv};
     for (int i = 0; i < 6; i++) {
-        *of_q[i] = of_q[i]->data == NULL ? *of_q[i] : cut(from_q[i], s->q_first);
+        *of_q[i] = of_q[i]->data == NULL ? *of_q[i] : case_tensor_cut(from_q[i], s->q_first);
     }
     for (int i = 0; i < 4; i++) {
-        *of_kv[i] = of_kv[i]->data == NULL ? *of_kv[i] : cut(from_kv[i], s->kv_first);
+        *of_kv[i] = of_kv[i]->data == NULL ? *of_kv[i] : case_tensor_cut(from_kv[i], s->kv_first);
     }
     assert_int_equal(attn_backward(&p, &io, NULL), ATTN_OK);
 }
@@ -154,9 +138,9 @@ static void test_sequences_alone(void **state)
         c.accumulate = 0;
         backward_case_open(&c, seed);
         assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
-        keep(&c.dq, &dq), keep(&c.dk, &dk), keep(&c.dv, &dv);
+        case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
         for (int64_t b = 0; c.cu_q != NULL && b < c.problem.batch; b++) {
-            case_piece s = backward_case_piece(&c, b);
+            case_piece s = case_piece_of(&c.problem, c.cu_q, c.cu_kv, b);
             run_alone(&c, &s);
             compared++;
         }
