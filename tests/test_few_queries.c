@@ -26,8 +26,8 @@ static attn_problem random_problem(uint64_t *seed)
     int64_t pick = case_random(seed, 5);
     p.heads_q = heads[pick][0], p.heads_kv = heads[pick][1];
     p.tokens_q = 1 + case_random(seed, 16);
-    p.tokens_kv = 1 + case_random(seed, 1500);
-    p.dim_qk = 64 + case_random(seed, 130), p.dim_v = 64 + case_random(seed, 130);
+    p.tokens_kv = 1 + case_random(seed, 1000);
+    p.dim_qk = 64 + case_random(seed, 100), p.dim_v = 64 + case_random(seed, 100);
     p.dtype = (attn_dtype)case_random(seed, 3);
     p.dtype_out = case_random(seed, 3) > 0 ? ATTN_F32 : (attn_dtype)case_random(seed, 3);
     p.mask = (attn_mask)case_random(seed, 3);
@@ -56,7 +56,7 @@ static void test_is_the_reference(void **state)
 {
     (void)state;
     int many = 0, single = 0, none = 0;
-    for (uint64_t i = 0; i < 120; i++) {
+    for (uint64_t i = 0; i < 60; i++) {
         uint64_t seed = 60 + i;
         char what[512];
         sequence_case c = {.problem = random_problem(&seed)};
@@ -68,7 +68,7 @@ static void test_is_the_reference(void **state)
         sequence_case_threads(&c, what);
         sequence_case_close(&c);
     }
-    assert_true(many > 30 && single > 10 && none > 0);
+    assert_true(many > 15 && single > 5 && none > 0);
 }
 
 /* Prompts and single tokens in one batch. */
@@ -91,24 +91,18 @@ static void test_alone(void **state)
     }
 }
 
-/* Tasks of several chunks. */
+/* Tasks of several chunks, which takes many heads. */
 static void test_long(void **state)
 {
     (void)state;
-    static const char *const problems[] = {
-        "heads=80,kv_heads=40,tokens=1,kv_tokens=1500,dim=256",
-        "heads=80,kv_heads=40,tokens=3,kv_tokens=1500,dim=256,causal,dtype=bf16",
-        "heads=64,kv_heads=64,tokens=2,kv_tokens=1500,dim=256,window=700:0",
-    };
-    for (uint64_t i = 0; i < 3; i++) {
-        sequence_case c = {.problem = ATTN_INIT(attn_problem)};
-        assert_int_equal(attn_problem_parse(&c.problem, problems[i]), ATTN_OK);
-        attn__few few = cut_of(&c.problem);
-        assert_true(few.tasks > 1 && few.run > 1);
-        sequence_case_open(&c, i);
-        sequence_case_threads(&c, problems[i]);
-        sequence_case_close(&c);
-    }
+    const char *text = "heads=86,kv_heads=43,tokens=3,kv_tokens=500,dim=256,causal";
+    sequence_case c = {.problem = ATTN_INIT(attn_problem)};
+    assert_int_equal(attn_problem_parse(&c.problem, text), ATTN_OK);
+    attn__few few = cut_of(&c.problem);
+    assert_true(few.tasks > 1 && few.run > 1);
+    sequence_case_open(&c, 9);
+    sequence_case_threads(&c, text);
+    sequence_case_close(&c);
 }
 
 /* What is cut, and into what: by the shape alone. */
