@@ -4,7 +4,8 @@
 
     ATTN_LIBRARY=build/release/libattn.so bench/peers/ggml.py --checkout ~/ggml --tokens 512,2Ki --threads 1,2
 
-The checkout is left alone: ggml and a small driver are built elsewhere. README.md beside this file tells more.
+The checkout is left alone: ggml and a small driver are built elsewhere. README.md beside this file tells
+more.
 """
 import os
 import pathlib
@@ -37,8 +38,10 @@ def build(source, folder):
     """Builds ggml and the driver in `folder`; the driver's path."""
     log = folder / "log"
     with open(log, "w", encoding="utf-8") as file:
-        for command in (["cmake", "-S", HERE / "ggml", "-B", folder, f"-DGGML_SOURCE={source}", "-DGGML_NATIVE=ON"],
-                        ["cmake", "--build", folder, "--parallel", str(len(os.sched_getaffinity(0)))]):
+        for command in ([
+                "cmake", "-S", HERE / "ggml", "-B", folder, f"-DGGML_SOURCE={source}", "-DGGML_NATIVE=ON"
+        ], ["cmake", "--build", folder, "--parallel",
+                str(len(os.sched_getaffinity(0)))]):
             if subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode != 0:
                 print(log.read_text()[-3000:], file=sys.stderr)
                 sys.exit(f"ggml.py: cannot build {source}, see above")
@@ -54,8 +57,11 @@ class Driver:
             array.tofile(path)
         self.result = paths[3]
         sizes = [str(case[name]) for name in ("batch", "heads", "kv_heads", "tokens", "dim", "threads")]
-        self.process = subprocess.Popen([program, *paths, *sizes, case["mask"], case["dtype"]], stdin=subprocess.PIPE,
-                                        stdout=subprocess.PIPE, text=True, bufsize=1)
+        self.process = subprocess.Popen([program, *paths, *sizes, case["mask"], case["dtype"]],
+                                        stdin=subprocess.PIPE,
+                                        stdout=subprocess.PIPE,
+                                        text=True,
+                                        bufsize=1)
         self.answer("ready")
 
     def answer(self, wanted=None):
@@ -75,14 +81,17 @@ class Driver:
         self.process.stdin.close()
         if self.process.wait() != 0:
             raise RuntimeError(f"the driver ended with {self.process.returncode}")
-        return np.fromfile(self.result, np.float32).reshape(case["batch"], case["tokens"], case["heads"], case["dim"])
+        return np.fromfile(self.result, np.float32).reshape(case["batch"], case["tokens"], case["heads"],
+                                                            case["dim"])
 
 
 def inputs(case, seed):
     random = np.random.default_rng(seed)
     dtype = {"f32": np.float32, "f16": np.float16}[case["dtype"]]
-    return [random.standard_normal((case["batch"], case[heads], case["tokens"], case["dim"]), np.float32).astype(dtype)
-            for heads in ("heads", "kv_heads", "kv_heads")]
+    return [
+        random.standard_normal((case["batch"], case[heads], case["tokens"], case["dim"]),
+                               np.float32).astype(dtype) for heads in ("heads", "kv_heads", "kv_heads")
+    ]
 
 
 def measure(case, options, program, folder):
@@ -111,8 +120,13 @@ def measure(case, options, program, folder):
 
 def main():
     parser = common.arguments(__doc__.splitlines()[0], dtypes=("f32", "f16"))
-    parser.add_argument("--checkout", type=pathlib.Path, required=True, help="source tree of ggml, or of llama.cpp")
-    parser.add_argument("--build", type=pathlib.Path, help="folder to build in, used again if it is there; default: a "
+    parser.add_argument("--checkout",
+                        type=pathlib.Path,
+                        required=True,
+                        help="source tree of ggml, or of llama.cpp")
+    parser.add_argument("--build",
+                        type=pathlib.Path,
+                        help="folder to build in, used again if it is there; default: a "
                         "temporary one")
     options = parser.parse_args()
     source = source_of(options.checkout)
@@ -122,11 +136,16 @@ def main():
         program = build(source, folder.resolve())
         version = re.findall(r"^set\(GGML_VERSION_(?:MAJOR|MINOR|PATCH) +(\d+)\)",
                              (source / "CMakeLists.txt").read_text(), re.MULTILINE)
-        report = common.Report(options.format, {
-            "processor": common.processor(), "ours": f"attn {attn.version()}, {attn.library()}",
-            "peer": f"ggml {'.'.join(version) or '(version not told)'} ggml_flash_attn_ext, q and o in fp32",
-            "wait policy": f"OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']} "
-                           f"GOMP_SPINCOUNT={os.environ['GOMP_SPINCOUNT']}"})
+        report = common.Report(
+            options.format, {
+                "processor":
+                common.processor(), "ours":
+                f"attn {attn.version()}, {attn.library()}", "peer":
+                f"ggml {'.'.join(version) or '(version not told)'} ggml_flash_attn_ext, q and o in fp32",
+                "wait policy":
+                f"OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']} "
+                f"GOMP_SPINCOUNT={os.environ['GOMP_SPINCOUNT']}"
+            })
         for case in common.cases(options):
             report.add(measure(case, options, program, pathlib.Path(temporary)))
         return report.finish()

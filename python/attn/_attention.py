@@ -16,30 +16,40 @@ def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Op
     return Options(threads=threads or 0, kernel=kernel.encode() if kernel else None, **more)
 
 
-def attention(q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: Optional[float] = None,
-              return_lse: bool = False, out: Any = None, layout: str = "bhnd",
-              cu_seqlens_q: Optional[Sequence[int]] = None, cu_seqlens_k: Optional[Sequence[int]] = None,
-              threads: Optional[int] = None, kernel: Optional[str] = None) -> Any:
+def attention(q: Any,
+              k: Any,
+              v: Any,
+              *,
+              causal: bool = False,
+              window: Window = None,
+              scale: Optional[float] = None,
+              return_lse: bool = False,
+              out: Any = None,
+              layout: str = "bhnd",
+              cu_seqlens_q: Optional[Sequence[int]] = None,
+              cu_seqlens_k: Optional[Sequence[int]] = None,
+              threads: Optional[int] = None,
+              kernel: Optional[str] = None) -> Any:
     """softmax(scale * q k^T + mask) v, exactly.
 
-    q, k, v     NumPy arrays, or any that speak DLPack, in CPU memory: float32, float16 or bfloat16, with any strides;
-                read in place. [batch, heads, tokens, dim], or without batch, or [tokens, dim]. k and v may have fewer
-                heads, a divisor of q's, and v another dim.
+    q, k, v     NumPy arrays, or any that speak DLPack, in CPU memory: float32, float16 or bfloat16, with any
+                strides; read in place. [batch, heads, tokens, dim], or without batch, or [tokens, dim]. k and
+                v may have fewer heads, a divisor of q's, and v another dim.
     causal      key j is visible to query i when j <= i + tokens_k - tokens_q
-    window      (left, right): keys visible on each side of the query's place, -1 for no bound; one number for both.
-                With causal, none on the right.
+    window      (left, right): keys visible on each side of the query's place, -1 for no bound; one number for
+                both. With causal, none on the right.
     scale       default 1/sqrt(dim)
     return_lse  also return lse, float32 [batch, heads, tokens]: log sum exp of the scores of each row
     out         the array to write, and to return; it must not overlap q, k or v
     layout      "bhnd", or "bnhd" for [batch, tokens, heads, dim]
     cu_seqlens_q, cu_seqlens_k
                 sequences of unequal length, one after another: sequence b is the tokens cu_seqlens[b] to
-                cu_seqlens[b + 1]. Arrays are [tokens of all, heads, dim] then, and lse [heads, tokens of all].
+                cu_seqlens[b + 1]. Arrays are [tokens of all, heads, dim] then, lse [heads, tokens of all].
     threads     default: as many as OpenMP gives
     kernel      a row of attn.kernels() by name; default: the best that takes the problem
 
-    Returns out, or (out, lse): tensors of PyTorch if q is one, else NumPy arrays. A row that sees no key is 0, with
-    lse = -inf.
+    Returns out, or (out, lse): tensors of PyTorch if q is one, else NumPy arrays. A row that sees no key is
+    0, with lse = -inf.
     """
     inputs = Inputs(q, k, v, causal, window, scale, layout, cu_seqlens_q, cu_seqlens_k)
     out, lse, io = inputs.results(out, return_lse)
@@ -61,11 +71,26 @@ def _gradient(inputs: Inputs, name: str, like: Any, given: Any, accumulate: bool
     return given
 
 
-def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *, causal: bool = False,
-                       window: Window = None, scale: Optional[float] = None, delta: Any = None, dq: Any = None,
-                       dk: Any = None, dv: Any = None, accumulate: bool = False, layout: str = "bhnd",
-                       cu_seqlens_q: Optional[Sequence[int]] = None, cu_seqlens_k: Optional[Sequence[int]] = None,
-                       threads: Optional[int] = None, kernel: Optional[str] = None) -> Tuple[Any, Any, Any]:
+def attention_backward(dout: Any,
+                       q: Any,
+                       k: Any,
+                       v: Any,
+                       out: Any,
+                       lse: Any,
+                       *,
+                       causal: bool = False,
+                       window: Window = None,
+                       scale: Optional[float] = None,
+                       delta: Any = None,
+                       dq: Any = None,
+                       dk: Any = None,
+                       dv: Any = None,
+                       accumulate: bool = False,
+                       layout: str = "bhnd",
+                       cu_seqlens_q: Optional[Sequence[int]] = None,
+                       cu_seqlens_k: Optional[Sequence[int]] = None,
+                       threads: Optional[int] = None,
+                       kernel: Optional[str] = None) -> Tuple[Any, Any, Any]:
     """The gradients (dq, dk, dv) of a scalar whose gradient by out is dout.
 
     dout        like out, in the dtype of q
@@ -77,7 +102,10 @@ def attention_backward(dout: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, *,
     The rest as in attention(). No array that is written may overlap another.
     """
     inputs = Inputs(q, k, v, causal, window, scale, layout, cu_seqlens_q, cu_seqlens_k)
-    grads = Gradients(q=inputs.tensors[0], k=inputs.tensors[1], v=inputs.tensors[2], accumulate=int(accumulate))
+    grads = Gradients(q=inputs.tensors[0],
+                      k=inputs.tensors[1],
+                      v=inputs.tensors[2],
+                      accumulate=int(accumulate))
     views = [inputs.array("dout", dout, inputs.shape_o)] # keeps borrowed memory alive, as `wanted` does
     same_dtype(views[0], inputs.q.dtype, "q")
     grads.dout = _arrays.tensor_of(views[0], inputs.axes)
