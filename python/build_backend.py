@@ -9,7 +9,7 @@
 
 There is nothing to compile, so a wheel (PEP 427) is a zip file of the package, its metadata and a list of
 hashes: to write that takes less than a build tool would, which a machine without network may lack. The tag
-of a wheel with a library is this platform; it is no manylinux wheel, since libattn needs the system's libgomp.
+of a wheel with a library is this platform, not manylinux, since libattn needs the system's libgomp.
 """
 import argparse
 import base64

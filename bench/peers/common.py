@@ -2,9 +2,9 @@
 """What the comparisons with other libraries share: cases, interleaved samples, fp64 errors, the report.
 
 A ratio is made of pairs: one call of ours and one of the peer's, one right after the other, each side the
-first in every other pair. What disturbs a shared machine for longer than a pair disturbs both, and falls out of
-the ratio; the rest shows in its spread. FLOPs by the field's convention: 4 * batch * heads * visible cells * dim
-forward, 2.5 times as many backward.
+first in every other pair. What disturbs a shared machine for longer than a pair disturbs both, and falls out
+of the ratio; the rest shows in its spread. FLOPs by the field's convention: 4 * batch * heads * visible cells *
+dim forward, 2.5 times as many backward.
 """
 import argparse
 import itertools

@@ -113,7 +113,7 @@ def read_capsule(name: str, capsule: Any) -> Tuple[DLTensor, int]:
 def view_dlpack(name: str, array: Any, out: bool) -> View:
     try:
         capsule = capsule_of(name, array)
-    except BufferError as error: # for example a tensor of PyTorch that requires a gradient
+    except (BufferError, RuntimeError) as error: # for example a tensor of PyTorch that requires a gradient
         raise BufferError(f"{name}: {error}") from error
     tensor, flags = read_capsule(name, capsule)
     dtype = DLPACK_DTYPES.get((tensor.code, tensor.bits))

@@ -118,7 +118,7 @@ class Watch:
                 self.progress(event)
             elif event.text:
                 self.warnings.append(event.text)
-        except BaseException as error: # it may not pass through C; raised again by execute()
+        except BaseException as error: # it may not pass through C; raised again by run()
             self.raised = error
         return int(self.stop or self.raised is not None)
 
@@ -196,7 +196,7 @@ class Plan:
         """The kernel table, judged for this problem."""
         return list(verdicts(self._handle))
 
-    def execute(self, io: Io, watch: Watch) -> None:
+    def _execute(self, io: Io, watch: Watch) -> None:
         workspace = np.empty(max(1, self.workspace), np.uint8)
         outcome: List[Tuple[int, str]] = []
         ended = threading.Event()
@@ -319,5 +319,5 @@ def run(q: Any,
         options.spool, options.spool_key = str(spool).encode(), spool_key.encode()
     made = Plan(inputs.problem, options)
     begin = time.perf_counter()
-    made.execute(io, watch)
+    made._execute(io, watch)
     return Result(out, lse, {**made.summary, "seconds": time.perf_counter() - begin})
