@@ -22,14 +22,17 @@ class DLManagedTensor(ctypes.Structure):
 class Exporter:
     """An array that can be had by DLPack only, as an exporter of this kind would give it."""
 
-    def __init__(self, array, versioned=True, major=1, flags=0, device=1, code=2, dense=False, name=None):
+    def __init__(self, array, versioned=True, major=1, flags=0, device=1, code=2, dense=False, name=None, poisoned=False):
         self.array, self.versioned, self.major, self.flags = array, versioned, major, flags
-        self.device = device
+        self.device, self.poisoned = device, poisoned
         self.code, self.dense, self.name, self.deleted = code, dense, name, 0
         self.destructor = Destructor(self.delete)
 
     def delete(self, _capsule):
+        """From now on the memory may be anything."""
         self.deleted += 1
+        if self.poisoned:
+            self.array[...] = np.nan
 
     def __dlpack_device__(self):
         return (self.device, 0)
@@ -64,15 +67,16 @@ def qkv(random):
 
 @pytest.mark.parametrize("versioned", [True, False])
 def test_in_place_and_handed_back(qkv, versioned):
-    exporters = [Exporter(x, versioned) for x in qkv]
+    reference = Reference(*qkv)
+    exporters = [Exporter(x.copy(), versioned, poisoned=True) for x in qkv]
     memory = np.full((2, 9, 3, 8), np.nan, np.float32)
     out = Exporter(memory, versioned, dense=True)
     assert attn.attention(*exporters, out=out) is out
-    Reference(*qkv).check(memory)
+    reference.check(memory)
     gc.collect()
     assert [x.deleted for x in exporters] == [1, 1, 1]
     assert out.deleted == 1
-    assert isinstance(attn.attention(*exporters), np.ndarray)
+    assert isinstance(attn.attention(*(Exporter(x) for x in qkv)), np.ndarray)
 
 
 def test_handed_back_after_an_error(qkv):
@@ -106,6 +110,7 @@ def test_numpy_capsules(qkv):
 def test_refused(qkv):
     q, k, v = qkv
     out = np.zeros_like(q)
+    odd = np.zeros(q.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(q.shape)
     for exporter, kind, text in ((Exporter(q, device=2), ValueError, "q lies on device"),
                                  (Exporter(q, major=2), BufferError, "q speaks DLPack 2"), (Exporter(
                                      q, name=b"used_dltensor"), BufferError, "unknown kind"), (Exporter(
