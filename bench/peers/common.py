@@ -3,8 +3,8 @@
 
 A ratio is made of pairs: one call of ours and one of the peer's, one right after the other, each side the
 first in every other pair. What disturbs a shared machine for longer than a pair disturbs both, and falls out
-of the ratio; the rest shows in its spread. FLOPs by the field's convention: 4 * batch * heads * visible cells *
-dim forward, 2.5 times as many backward.
+of the ratio; the rest shows in its spread. FLOPs by the field's convention: 4 * batch * heads * dim * visible
+cells forward, 2.5 times as many backward.
 """
 import argparse
 import itertools
@@ -108,9 +108,12 @@ def figures(case, pairs):
     ratios = sorted(theirs / mine for mine, theirs in pairs)
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
     return {
-        "ours_gflops": flops(case) / statistics.median(mine for mine, _ in pairs) / 1e9, "peer_gflops":
-        flops(case) / statistics.median(theirs for _, theirs in pairs) / 1e9, "ratio": quartiles[1],
-        "quartiles": [quartiles[0], quartiles[2]], "range": [ratios[0], ratios[-1]], "pairs": len(pairs)
+        "ours_gflops": flops(case) / statistics.median(mine for mine, _ in pairs) / 1e9,
+        "peer_gflops": flops(case) / statistics.median(theirs for _, theirs in pairs) / 1e9,
+        "ratio": quartiles[1],
+        "quartiles": [quartiles[0], quartiles[2]],
+        "range": [ratios[0], ratios[-1]],
+        "pairs": len(pairs),
     }
 
 
@@ -158,8 +161,8 @@ class Report:
         if isinstance(value, list):
             return "..".join(f"{number:.2f}" for number in value)
         if isinstance(value, float):
-            return f"{value:.1e}" if name.endswith(
-                "error") else f"{value:.2f}" if name == "ratio" else f"{value:.1f}"
+            digits = "1e" if name.endswith("error") else "2f" if name == "ratio" else "1f"
+            return f"{value:.{digits}}"
         return str(value)
 
     def line(self, row):
@@ -178,10 +181,8 @@ class Report:
         ratios = [row["ratio"] for row in self.rows if "ratio" in row]
         mean = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
         if self.form == "json":
-            print(
-                json.dumps(
-                    {"schema_version": 1, "about": self.about, "rows": self.rows, "geometric_mean": mean},
-                    indent=1))
+            everything = {"schema_version": 1, "about": self.about, "rows": self.rows, "geometric_mean": mean}
+            print(json.dumps(everything, indent=1))
         elif ratios:
             print(
                 f"\ngeometric mean of {len(ratios)} ratios (above 1: ours is faster): {mean:.3f}, "

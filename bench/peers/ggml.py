@@ -38,10 +38,9 @@ def build(source, folder):
     """Builds ggml and the driver in `folder`; the driver's path."""
     log = folder / "log"
     with open(log, "w", encoding="utf-8") as file:
-        for command in ([
-                "cmake", "-S", HERE / "ggml", "-B", folder, f"-DGGML_SOURCE={source}", "-DGGML_NATIVE=ON"
-        ], ["cmake", "--build", folder, "--parallel",
-                str(len(os.sched_getaffinity(0)))]):
+        cores = str(len(os.sched_getaffinity(0)))
+        configure = ["cmake", "-S", HERE / "ggml", "-B", folder, f"-DGGML_SOURCE={source}"]
+        for command in ([*configure, "-DGGML_NATIVE=ON"], ["cmake", "--build", folder, "--parallel", cores]):
             if subprocess.run(command, stdout=file, stderr=subprocess.STDOUT, check=False).returncode != 0:
                 print(log.read_text()[-3000:], file=sys.stderr)
                 sys.exit(f"ggml.py: cannot build {source}, see above")
@@ -126,8 +125,7 @@ def main():
                         help="source tree of ggml, or of llama.cpp")
     parser.add_argument("--build",
                         type=pathlib.Path,
-                        help="folder to build in, used again if it is there; default: a "
-                        "temporary one")
+                        help="folder to build in, used again if it is there; default: a temporary one")
     options = parser.parse_args()
     source = source_of(options.checkout)
     with tempfile.TemporaryDirectory() as temporary:
@@ -136,16 +134,14 @@ def main():
         program = build(source, folder.resolve())
         version = re.findall(r"^set\(GGML_VERSION_(?:MAJOR|MINOR|PATCH) +(\d+)\)",
                              (source / "CMakeLists.txt").read_text(), re.MULTILINE)
-        report = common.Report(
-            options.format, {
-                "processor":
-                common.processor(), "ours":
-                f"attn {attn.version()}, {attn.library()}", "peer":
-                f"ggml {'.'.join(version) or '(version not told)'} ggml_flash_attn_ext, q and o in fp32",
-                "wait policy":
-                f"OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']} "
-                f"GOMP_SPINCOUNT={os.environ['GOMP_SPINCOUNT']}"
-            })
+        policy = [f"{name}={os.environ[name]}" for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")]
+        about = {
+            "processor": common.processor(),
+            "ours": f"attn {attn.version()}, {attn.library()}",
+            "peer": f"ggml {'.'.join(version) or '(version not told)'} ggml_flash_attn_ext, q and o in fp32",
+            "wait policy": " ".join(policy),
+        }
+        report = common.Report(options.format, about)
         for case in common.cases(options):
             report.add(measure(case, options, program, pathlib.Path(temporary)))
         return report.finish()

@@ -38,16 +38,15 @@ def eager(q, k, v, causal):
 
 def peer_attention(name, q, k, v, causal):
     group = q.shape[1] // k.shape[1]
+    sdpa = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
     if name == "sdpa" and group > 1:
         try:
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal, enable_gqa=True)
+            return sdpa(q, k, v, is_causal=causal, enable_gqa=True)
         except TypeError: # a version before grouped heads
             pass
     if group > 1:
         k, v = (x.repeat_interleave(group, 1) for x in (k, v))
-    if name == "eager":
-        return eager(q, k, v, causal)
-    return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=causal)
+    return eager(q, k, v, causal) if name == "eager" else sdpa(q, k, v, is_causal=causal)
 
 
 def arrays(case, seed):

@@ -4,10 +4,11 @@ import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
 from . import _arrays
+from ._arrays import View
 from ._errors import InvalidArgument
 from ._library import call
 from ._problem import Inputs, Window, same_dtype
-from ._types import Dtype, Gradients, Options
+from ._types import Dtype, Gradients, Options, Tensor
 
 
 def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
@@ -58,17 +59,18 @@ def attention(q: Any,
     return (out, lse) if return_lse else out
 
 
-def _gradient(inputs: Inputs, name: str, like: Any, given: Any, accumulate: bool) -> Any:
-    """The array that takes a gradient; None if it is not wanted."""
+def _gradient(inputs: Inputs, name: str, like: View, given: Any, accumulate: bool) -> Tuple[Any, Tensor]:
+    """The array that takes a gradient, and where it lies; None and nowhere if it is not wanted."""
     if given is False:
-        return None
+        return None, Tensor()
+    dtype = Dtype(inputs.problem.dtype_out)
     if given is None:
         if accumulate:
             raise InvalidArgument(f"accumulate adds to what {name} holds: give {name}, or {name}=False")
-        given = _arrays.empty(inputs.like, like.shape, Dtype(inputs.problem.dtype_out))
+        given = _arrays.empty(inputs.like, like.shape, dtype)
     seen = inputs.array(name, given, like.shape, out=True)
-    same_dtype(seen, Dtype(inputs.problem.dtype_out), "out")
-    return given
+    same_dtype(seen, dtype, "out")
+    return given, _arrays.tensor_of(seen, inputs.axes)
 
 
 def attention_backward(dout: Any,
@@ -106,25 +108,24 @@ def attention_backward(dout: Any,
                       k=inputs.tensors[1],
                       v=inputs.tensors[2],
                       accumulate=int(accumulate))
-    views = [inputs.array("dout", dout, inputs.shape_o)] # keeps borrowed memory alive, as `wanted` does
-    same_dtype(views[0], inputs.q.dtype, "q")
-    grads.dout = _arrays.tensor_of(views[0], inputs.axes)
+    seen = inputs.array("dout", dout, inputs.shape_o)
+    same_dtype(seen, inputs.q.dtype, "q")
+    grads.dout = _arrays.tensor_of(seen, inputs.axes)
     grads.lse = inputs.rows("lse", lse)
     if delta is not None:
         grads.delta = inputs.rows("delta", delta)
     if out is not None:
-        views.append(inputs.array("out", out, inputs.shape_o))
-        inputs.problem.dtype_out = views[-1].dtype
-        grads.o = _arrays.tensor_of(views[-1], inputs.axes)
+        seen = inputs.array("out", out, inputs.shape_o)
+        inputs.problem.dtype_out = seen.dtype
+        grads.o = _arrays.tensor_of(seen, inputs.axes)
     elif delta is None:
         raise InvalidArgument("give out, or delta")
-    wanted = {}
+    gradients = []
     for name, like, given in (("dq", inputs.q, dq), ("dk", inputs.k, dk), ("dv", inputs.v, dv)):
-        wanted[name] = _gradient(inputs, name, like, given, accumulate)
-        if wanted[name] is not None:
-            views.append(_arrays.view(name, wanted[name], out=True))
-            setattr(grads, name, _arrays.tensor_of(views[-1], inputs.axes))
+        array, tensor = _gradient(inputs, name, like, given, accumulate)
+        gradients.append(array)
+        setattr(grads, name, tensor)
     inputs.give_sequences(grads)
     options = options_of(threads, kernel)
     call("attn_backward", ctypes.byref(inputs.problem), ctypes.byref(grads), ctypes.byref(options))
-    return wanted["dq"], wanted["dk"], wanted["dv"]
+    return gradients[0], gradients[1], gradients[2]

@@ -34,14 +34,13 @@ def places() -> Iterator[Tuple[str, str]]:
     """(what was looked at, path or name to load, '' if there is nothing)"""
     named = os.environ.get("ATTN_LIBRARY", "")
     yield f"ATTN_LIBRARY, which is {named or 'not set'}", named
-    for folder in (HERE, HERE.parents[1] / "build" / "release"):
-        path = folder / "libattn.so"
-        yield f"{path}{'' if path.exists() else ', which is not there'}", str(path) if path.exists() else ""
+    for file in (HERE / "libattn.so", HERE.parents[1] / "build" / "release" / "libattn.so"):
+        yield f"{file}{'' if file.exists() else ', which is not there'}", str(file) if file.exists() else ""
     name = ctypes.util.find_library("attn") or ""
     yield f"the system's libraries{'' if name else ', which have no libattn'}", name
-    known = pkg_config()
-    yield f"pkg-config attn, which says {known or 'nothing'}", os.path.join(known,
-                                                                            "libattn.so") if known else ""
+    folder = pkg_config()
+    path = os.path.join(folder, "libattn.so") if folder else ""
+    yield f"pkg-config attn, which says {folder or 'nothing'}", path
 
 
 def find() -> Tuple[ctypes.CDLL, str]:

@@ -80,7 +80,10 @@ def as_pointer(values: Any) -> Any:
 
 
 class Inputs:
-    """q, k and v, seen and checked, and the problem they make."""
+    """q, k and v, seen and checked, and the problem they make.
+
+    Holds the views of all arrays of a call, and so their memory: keep it until the library has returned.
+    """
 
     def __init__(self,
                  q: Any,
@@ -98,7 +101,7 @@ class Inputs:
             raise InvalidArgument("give both cu_seqlens_q and cu_seqlens_k, or neither")
         self.like = q
         self.views = [_arrays.view(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
-        self.q, self.k, self.v = self.views
+        self.q, self.k, self.v = self.views[:3]
         self.axes = axes_of(self.q, layout, self.varlen)
         self.tensors = [self.tensor(seen) for seen in self.views]
         sizes = [sizes_of(seen, self.axes) for seen in self.views]
@@ -159,8 +162,9 @@ class Inputs:
         return len(self.starts[0]) - 1, lengths
 
     def array(self, name: str, array: Any, shape: Tuple[int, ...], out: bool = False) -> View:
-        """One more array, which must have this shape."""
+        """One more array, which must have this shape; kept until the call is over."""
         seen = _arrays.view(name, array, out)
+        self.views.append(seen)
         if seen.shape != shape:
             raise InvalidArgument(f"{name} has shape {list(seen.shape)}; it must be {list(shape)}")
         return seen

@@ -25,6 +25,7 @@ def exact(array):
 
 
 class Reference:
+    """o and lse of a problem, with what the tolerances need."""
 
     def __init__(self, q, k, v, causal=False, window=None, scale=None, rounding=0.0):
         self.rounding = rounding
@@ -91,9 +92,9 @@ class Reference:
         slope = max(np.abs(dp).max(), self.size(dout, self.v))
         column = self.sum(p.sum(axis=2)[..., None]).max()
         g = slope * (2 * error + UNIT * (np.sqrt(self.v.shape[-1]) + 6))
-        return (abs(self.scale) * np.abs(self.k).max() * (g + 2 * slope * UNIT * (np.sqrt(keys) + 3)),
-                abs(self.scale) * np.abs(self.q).max() * column * \
-                    (g + 2 * slope * UNIT * (np.sqrt(rows) + 3)),
+        scale = abs(self.scale)
+        return (scale * np.abs(self.k).max() * (g + 2 * slope * UNIT * (np.sqrt(keys) + 3)),
+                scale * np.abs(self.q).max() * column * (g + 2 * slope * UNIT * (np.sqrt(rows) + 3)),
                 np.abs(dout).max() * column * (error + UNIT * (np.sqrt(rows) + 3)))
 
 
@@ -101,5 +102,5 @@ def near(got, want, tolerance, dtype):
     assert got.shape == want.shape
     excess = np.abs(got - want) - (tolerance + HALF_UNIT[dtype] * np.abs(want) + SMALLEST[dtype])
     worst = np.unravel_index(np.argmax(np.where(np.isnan(excess), np.inf, excess)), excess.shape)
-    assert excess[
-        worst] <= 0, f"{worst}: {got[worst]} for {want[worst]}, {excess[worst]:.3g} above the tolerance"
+    above = excess[worst]
+    assert above <= 0, f"{worst}: {got[worst]} for {want[worst]}, {above:.3g} above the tolerance"

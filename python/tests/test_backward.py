@@ -17,17 +17,8 @@ def test_gradients(case):
     memory = [odd_strides(random, x.shape, case.dtype) for x in (q, k, v)]
     for array in memory:
         array[...] = np.nan
-    got = attn.attention_backward(dout,
-                                  q,
-                                  k,
-                                  v,
-                                  out,
-                                  lse,
-                                  dq=memory[0],
-                                  dk=memory[1],
-                                  dv=memory[2],
-                                  layout=case.layout,
-                                  **case.mask)
+    gradients = dict(zip(("dq", "dk", "dv"), memory))
+    got = attn.attention_backward(dout, q, k, v, out, lse, layout=case.layout, **gradients, **case.mask)
     assert all(a is b for a, b in zip(got, memory))
     standard = [swap(x, case.layout) for x in (dout, out)]
     reference.check_gradients(*standard, lse, [swap(x, case.layout) for x in got])
@@ -85,18 +76,17 @@ def test_sequences(case):
 
 def test_refused(random):
     q, k, v, dout, out, lse = problem(random)
-    for text, arguments, keywords in ((r"dout has shape \[2, 4, 20, 16\]; it must be", (dout[:, :, 1:], q, k,
-                                                                                        v, out, lse), {}),
-                                      ("dout is f16, q is f32", (dout.astype(np.float16), q, k, v, out, lse),
-                                       {}), (r"lse has shape \[4, 21\]; it must be \[2, 4, 21\]",
-                                             (dout, q, k, v, out, lse[0]), {}),
-                                      ("give out, or delta", (dout, q, k, v, None, lse),
-                                       {}), ("accumulate adds to what dq holds", (dout, q, k, v, out, lse), {
-                                           "accumulate": True
-                                       }), (r"dk has shape \[2, 4, 21, 16\]; it must be",
-                                            (dout, q, k, v, out, lse), {"dk": np.zeros_like(q)}),
-                                      ("dv is f16, out is f32", (dout, q, k, v, out, lse),
-                                       {"dv": np.zeros_like(v, np.float16)})):
+    usual = (dout, q, k, v, out, lse)
+    refused = (
+        (r"dout has shape \[2, 4, 20, 16\]; it must be", (dout[:, :, 1:], q, k, v, out, lse), {}),
+        ("dout is f16, q is f32", (dout.astype(np.float16), q, k, v, out, lse), {}),
+        (r"lse has shape \[4, 21\]; it must be \[2, 4, 21\]", (dout, q, k, v, out, lse[0]), {}),
+        ("give out, or delta", (dout, q, k, v, None, lse), {}),
+        ("accumulate adds to what dq holds", usual, {"accumulate": True}),
+        (r"dk has shape \[2, 4, 21, 16\]; it must be", usual, {"dk": np.zeros_like(q)}),
+        ("dv is f16, out is f32", usual, {"dv": np.zeros_like(v, np.float16)}),
+    )
+    for text, arguments, keywords in refused:
         with pytest.raises(ValueError, match=text):
             attn.attention_backward(*arguments, **keywords)
     with pytest.raises(TypeError, match="lse is f16; it must be float32"):

@@ -22,7 +22,8 @@ class DLManagedTensor(ctypes.Structure):
 class Exporter:
     """An array that can be had by DLPack only, as an exporter of this kind would give it."""
 
-    def __init__(self, array, versioned=True, major=1, flags=0, device=1, code=2, dense=False, name=None, poisoned=False):
+    def __init__(self, array, versioned=True, major=1, flags=0, device=1, code=2, dense=False, name=None,
+                 poisoned=False):
         self.array, self.versioned, self.major, self.flags = array, versioned, major, flags
         self.device, self.poisoned = device, poisoned
         self.code, self.dense, self.name, self.deleted = code, dense, name, 0
@@ -79,6 +80,31 @@ def test_in_place_and_handed_back(qkv, versioned):
     assert isinstance(attn.attention(*(Exporter(x) for x in qkv)), np.ndarray)
 
 
+def test_all_memory_is_held_until_the_end(qkv, monkeypatch):
+    """No capsule of any array is let go before the library has returned."""
+    arrays = {}
+
+    def hook(name, *arguments):
+        gc.collect()
+        assert arrays and not any(x.deleted for x in arrays.values())
+        attn._library.call(name, *arguments)
+
+    def exporters(**named):
+        arrays.clear()
+        arrays.update((name, Exporter(x)) for name, x in named.items())
+        return arrays
+
+    monkeypatch.setattr(attn._attention, "call", hook)
+    out, lse = attn.attention(**exporters(q=qkv[0], k=qkv[1], v=qkv[2], out=np.zeros_like(qkv[0])),
+                              return_lse=True)
+    delta = np.zeros_like(lse)
+    attn.attention_backward(**exporters(dout=qkv[0], q=qkv[0], k=qkv[1], v=qkv[2], out=out.array, lse=lse,
+                                        delta=delta, dq=np.zeros_like(qkv[0]), dk=np.zeros_like(qkv[1]),
+                                        dv=np.zeros_like(qkv[2])))
+    gc.collect()
+    assert all(x.deleted == 1 for x in arrays.values())
+
+
 def test_handed_back_after_an_error(qkv):
     q = Exporter(qkv[0])
     with pytest.raises(ValueError, match="no kernel"):
@@ -111,11 +137,15 @@ def test_refused(qkv):
     q, k, v = qkv
     out = np.zeros_like(q)
     odd = np.zeros(q.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(q.shape)
-    for exporter, kind, text in ((Exporter(q, device=2), ValueError, "q lies on device"),
-                                 (Exporter(q, major=2), BufferError, "q speaks DLPack 2"), (Exporter(
-                                     q, name=b"used_dltensor"), BufferError, "unknown kind"), (Exporter(
-                                         q, code=1), TypeError, "q is of DLPack code 1, 32 bits"), (Exporter(
-                                             q.astype(np.float64)), TypeError, "of DLPack code 2, 64 bits")):
+    refused = (
+        (Exporter(q, device=2), ValueError, "q lies on device"),
+        (Exporter(odd), ValueError, "q begins at an odd address"),
+        (Exporter(q, major=2), BufferError, "q speaks DLPack 2"),
+        (Exporter(q, name=b"used_dltensor"), BufferError, "unknown kind"),
+        (Exporter(q, code=1), TypeError, "q is of DLPack code 1, 32 bits"),
+        (Exporter(q.astype(np.float64)), TypeError, "of DLPack code 2, 64 bits"),
+    )
+    for exporter, kind, text in refused:
         with pytest.raises(kind, match=text):
             attn.attention(exporter, k, v)
     with pytest.raises(ValueError, match="out is read-only"):
