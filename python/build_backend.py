@@ -2,13 +2,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Builds the Python package: what pip calls (PEP 517, PEP 660), and what the CMake target attn_wheel calls.
 
-    pip install ./python                                    the package, with ../build/release/libattn.so if it is there
+    pip install ./python                                    the package, with the library of ../build/release
+                                                            if it is there
     pip install ./python --config-settings library=PATH     with that library; an empty PATH: without one
     python3 python/build_backend.py --library PATH FOLDER   a wheel in FOLDER
 
-There is nothing to compile, so a wheel (PEP 427) is a zip file of the package, its metadata and a list of hashes: to
-write that takes less than a build tool would, which a machine without network may lack. The tag of a wheel with a
-library is this platform; it is no manylinux wheel, since libattn needs the system's libgomp.
+There is nothing to compile, so a wheel (PEP 427) is a zip file of the package, its metadata and a list of
+hashes: to write that takes less than a build tool would, which a machine without network may lack. The tag
+of a wheel with a library is this platform, not manylinux, since libattn needs the system's libgomp.
 """
 import argparse
 import base64
@@ -25,8 +26,9 @@ import zipfile
 HERE = pathlib.Path(__file__).resolve().parent
 BUILT = HERE.parent / "build" / "release" / "libattn.so"
 PACKAGE = HERE / "attn"
-VERSION = ".".join(re.search(r"^VERSION = \((\d+), (\d+), (\d+)\)$", (PACKAGE / "_types.py").read_text(),
-                             re.MULTILINE).groups())
+VERSION = ".".join(
+    re.search(r"^VERSION = \((\d+), (\d+), (\d+)\)$", (PACKAGE / "_types.py").read_text(),
+              re.MULTILINE).groups())
 INFO = f"attn-{VERSION}.dist-info"
 METADATA = f"""Metadata-Version: 2.1
 Name: attn
@@ -42,8 +44,10 @@ Requires-Dist: ml-dtypes; extra == "bfloat16"
 
 def sources():
     """{name in the package: content}"""
-    return {f"attn/{path.name}": path.read_bytes() for path in sorted(PACKAGE.iterdir())
-            if path.suffix == ".py" or path.name == "py.typed"}
+    return {
+        f"attn/{path.name}": path.read_bytes()
+        for path in sorted(PACKAGE.iterdir()) if path.suffix == ".py" or path.name == "py.typed"
+    }
 
 
 def library_of(settings):
@@ -66,7 +70,8 @@ def record(files):
 
 
 def write_wheel(folder, files, tag):
-    wheel = f"Wheel-Version: 1.0\nGenerator: attn\nRoot-Is-Purelib: {str(tag == 'py3-none-any').lower()}\nTag: {tag}\n"
+    pure = str(tag == "py3-none-any").lower()
+    wheel = f"Wheel-Version: 1.0\nGenerator: attn\nRoot-Is-Purelib: {pure}\nTag: {tag}\n"
     files = {**files, f"{INFO}/METADATA": METADATA.encode(), f"{INFO}/WHEEL": wheel.encode()}
     files[f"{INFO}/RECORD"] = record(files)
     name = f"attn-{VERSION}-{tag}.whl"

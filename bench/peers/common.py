@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the comparisons with other libraries share: cases, interleaved samples, fp64 errors, the report.
 
-A ratio is made of pairs: one call of ours and one of the peer's, one right after the other, in turn the first. What
-disturbs a shared machine for longer than a pair disturbs both, and falls out of the ratio; the rest shows in its
-spread. FLOPs by the field's convention: 4 * batch * heads * visible cells * dim forward, 2.5 times that backward.
+A ratio is made of pairs: one call of ours and one of the peer's, one right after the other, each side the
+first in every other pair. What disturbs a shared machine for longer than a pair disturbs both, and falls out
+of the ratio; the rest shows in its spread. FLOPs by the field's convention: 4 * batch * heads * dim * visible
+cells forward, 2.5 times as many backward.
 """
 import argparse
 import itertools
@@ -14,7 +15,8 @@ import statistics
 import sys
 import time
 
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python")) # where the package is not installed
+# where the package is not installed
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 
 COLUMNS = ("pass", "dtype", "threads", "batch", "heads", "kv_heads", "tokens", "dim", "mask", "ours_gflops",
            "peer_gflops", "ratio", "quartiles", "range", "pairs", "ours_error", "peer_error", "status")
@@ -30,8 +32,9 @@ def numbers(text):
     return answer
 
 
-def arguments(description, passes=("forward",), dtypes=("f32", "f16", "bf16")):
-    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.ArgumentDefaultsHelpFormatter)
+def arguments(description, passes=("forward", ), dtypes=("f32", "f16", "bf16")):
+    parser = argparse.ArgumentParser(description=description,
+                                     formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--heads", type=numbers, default=[8], help="list; k is 1000, Ki is 1024")
     parser.add_argument("--kv-heads", type=int, default=0, help="0: as many as heads")
@@ -42,7 +45,10 @@ def arguments(description, passes=("forward",), dtypes=("f32", "f16", "bf16")):
     if len(passes) > 1:
         parser.add_argument("--pass", dest="passes", default="forward", help=f"list of {', '.join(passes)}")
     parser.add_argument("--threads", type=numbers, default=[1])
-    parser.add_argument("--seconds", type=float, default=2.0, help="at most so long for a case, and 2 pairs at least")
+    parser.add_argument("--seconds",
+                        type=float,
+                        default=2.0,
+                        help="at most so long for a case, and 2 pairs at least")
     parser.add_argument("--pairs", type=int, default=25, help="at most so many for a case")
     parser.add_argument("--sleep", type=float, default=0.0, help="seconds before each call")
     parser.add_argument("--kernel", default=None, help="a row of our kernel table")
@@ -53,13 +59,15 @@ def arguments(description, passes=("forward",), dtypes=("f32", "f16", "bf16")):
 
 
 def cases(options):
-    masks = ("full", "causal") if options.mask == "both" else (options.mask,)
+    masks = ("full", "causal") if options.mask == "both" else (options.mask, )
     passes = getattr(options, "passes", "forward").split(",")
     axes = itertools.product(passes, options.dtype.split(","), options.threads, options.heads, options.tokens,
                              options.dim, masks)
     for kind, dtype, threads, heads, tokens, dim, mask in axes:
-        yield {"pass": kind, "dtype": dtype, "threads": threads, "batch": options.batch, "heads": heads,
-               "kv_heads": options.kv_heads or heads, "tokens": tokens, "dim": dim, "mask": mask}
+        yield {
+            "pass": kind, "dtype": dtype, "threads": threads, "batch": options.batch, "heads": heads,
+            "kv_heads": options.kv_heads or heads, "tokens": tokens, "dim": dim, "mask": mask
+        }
 
 
 def flops(case):
@@ -70,11 +78,13 @@ def flops(case):
 
 
 def clock(function, sleep):
+    """Seconds of one call: what it returns if that is a time, else by the clock here."""
     if sleep:
         time.sleep(sleep)
     begin = time.perf_counter()
-    function()
-    return time.perf_counter() - begin
+    told = function()
+    taken = time.perf_counter() - begin
+    return told if isinstance(told, float) else taken
 
 
 def pairs_of(ours, peer, options):
@@ -97,10 +107,14 @@ def figures(case, pairs):
     """Medians of both, and the ratio of speeds, ours to the peer's: above 1 ours is faster."""
     ratios = sorted(theirs / mine for mine, theirs in pairs)
     quartiles = statistics.quantiles(ratios, n=4, method="inclusive")
-    return {"ours_gflops": flops(case) / statistics.median(mine for mine, _ in pairs) / 1e9,
-            "peer_gflops": flops(case) / statistics.median(theirs for _, theirs in pairs) / 1e9,
-            "ratio": quartiles[1], "quartiles": [quartiles[0], quartiles[2]], "range": [ratios[0], ratios[-1]],
-            "pairs": len(pairs)}
+    return {
+        "ours_gflops": flops(case) / statistics.median(mine for mine, _ in pairs) / 1e9,
+        "peer_gflops": flops(case) / statistics.median(theirs for _, theirs in pairs) / 1e9,
+        "ratio": quartiles[1],
+        "quartiles": [quartiles[0], quartiles[2]],
+        "range": [ratios[0], ratios[-1]],
+        "pairs": len(pairs),
+    }
 
 
 def relative_error(result, wanted):
@@ -127,8 +141,10 @@ def sample_rows(tokens, count=16):
 class Report:
     """Rows as they come, and at the end the geometric mean of the ratios."""
 
-    WIDTHS = {"pass": 8, "dtype": 5, "ours_gflops": 11, "peer_gflops": 11, "quartiles": 12, "range": 12,
-              "ours_error": 10, "peer_error": 10}
+    WIDTHS = {
+        "pass": 8, "dtype": 5, "ours_gflops": 11, "peer_gflops": 11, "quartiles": 12, "range": 12,
+        "ours_error": 10, "peer_error": 10
+    }
 
     def __init__(self, form, about):
         self.form, self.about, self.rows = form, about, []
@@ -145,14 +161,16 @@ class Report:
         if isinstance(value, list):
             return "..".join(f"{number:.2f}" for number in value)
         if isinstance(value, float):
-            return f"{value:.1e}" if name.endswith("error") else f"{value:.2f}" if name == "ratio" else f"{value:.1f}"
+            digits = "1e" if name.endswith("error") else "2f" if name == "ratio" else "1f"
+            return f"{value:.{digits}}"
         return str(value)
 
     def line(self, row):
         texts = [self.text(name, row.get(name, "")) for name in COLUMNS]
         if self.form == "md":
             return "| " + " | ".join(texts) + " |"
-        return "  ".join(text.rjust(self.WIDTHS.get(name, max(6, len(name)))) for name, text in zip(COLUMNS, texts))
+        return "  ".join(
+            text.rjust(self.WIDTHS.get(name, max(6, len(name)))) for name, text in zip(COLUMNS, texts))
 
     def add(self, row):
         self.rows.append(row)
@@ -163,11 +181,12 @@ class Report:
         ratios = [row["ratio"] for row in self.rows if "ratio" in row]
         mean = math.exp(statistics.fmean(map(math.log, ratios))) if ratios else None
         if self.form == "json":
-            print(json.dumps({"schema_version": 1, "about": self.about, "rows": self.rows,
-                              "geometric_mean": mean}, indent=1))
+            everything = {"schema_version": 1, "about": self.about, "rows": self.rows, "geometric_mean": mean}
+            print(json.dumps(everything, indent=1))
         elif ratios:
-            print(f"\ngeometric mean of {len(ratios)} ratios (ours / peer, above 1 ours is faster): {mean:.3f}, "
-                  f"from {min(ratios):.2f} to {max(ratios):.2f}")
+            print(
+                f"\ngeometric mean of {len(ratios)} ratios (above 1: ours is faster): {mean:.3f}, "
+                f"from {min(ratios):.2f} to {max(ratios):.2f}")
         return 0 if ratios else 3
 
 

@@ -4,8 +4,8 @@
 
     ATTN_LIBRARY=build/release/libattn.so bench/peers/torch_cpu.py --tokens 512,2Ki,8Ki --threads 1,2
 
-PyTorch's scaled_dot_product_attention is called where this version has it, else softmax(q k^T) v in separate calls
-("eager"). Both sides make their own result arrays. What is printed is told in README.md beside this file.
+PyTorch's scaled_dot_product_attention is called where this version has it, else softmax(q k^T) v in separate
+calls ("eager"). Both sides make their own result arrays. README.md beside this file tells what is printed.
 """
 import os
 import sys
@@ -28,12 +28,8 @@ import attn # noqa: E402
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 
 
-class Unsupported(Exception):
-    pass
-
-
 def eager(q, k, v, causal):
-    scores = q @ k.transpose(-1, -2) * q.shape[-1] ** -0.5
+    scores = q @ k.transpose(-1, -2) * q.shape[-1]**-0.5
     if causal:
         above = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
         scores = scores.masked_fill(above, float("-inf"))
@@ -41,22 +37,22 @@ def eager(q, k, v, causal):
 
 
 def peer_attention(name, q, k, v, causal):
-    grouped = q.shape[1] != k.shape[1]
-    if name == "eager":
-        if grouped:
-            raise Unsupported("eager has no grouped heads here")
-        return eager(q, k, v, causal)
-    sdpa = torch.nn.functional.scaled_dot_product_attention
-    try:
-        return sdpa(q, k, v, is_causal=causal, enable_gqa=True) if grouped else sdpa(q, k, v, is_causal=causal)
-    except TypeError as error:
-        raise Unsupported("this PyTorch has no grouped heads") from error
+    group = q.shape[1] // k.shape[1]
+    sdpa = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    if name == "sdpa" and group > 1:
+        try:
+            return sdpa(q, k, v, is_causal=causal, enable_gqa=True)
+        except TypeError: # a version before grouped heads
+            pass
+    if group > 1:
+        k, v = (x.repeat_interleave(group, 1) for x in (k, v))
+    return eager(q, k, v, causal) if name == "eager" else sdpa(q, k, v, is_causal=causal)
 
 
 def arrays(case, seed):
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(case["batch"], case[heads], case["tokens"], case["dim"]) for heads in ("heads", "kv_heads", "kv_heads",
-                                                                                      "heads")]
+    shapes = [(case["batch"], case[heads], case["tokens"], case["dim"])
+              for heads in ("heads", "kv_heads", "kv_heads", "heads")]
     return [torch.randn(shape, generator=generator).to(DTYPES[case["dtype"]]) for shape in shapes]
 
 
@@ -78,14 +74,16 @@ def forward(case, options):
         rows = common.sample_rows(case["tokens"])
         inputs = [x[batch, h].float().numpy() for x, h in ((q, head), (k, head // group), (v, head // group))]
         wanted = common.reference_rows(*inputs, rows, causal)
-        return [common.relative_error(side()[batch, head].float().numpy()[rows], wanted) for side in (ours, peer)]
+        return [
+            common.relative_error(side()[batch, head].float().numpy()[rows], wanted) for side in (ours, peer)
+        ]
 
     return ours, peer, errors
 
 
 def reference_gradients(q, k, v, dout, causal):
     """dq, dk and dv of one kv head in fp64; q and dout are [group, tokens, dim]. In pieces of 256 rows."""
-    tokens, scale = q.shape[1], q.shape[2] ** -0.5
+    tokens, scale = q.shape[1], q.shape[2]**-0.5
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for head in range(q.shape[0]):
         for first in range(0, tokens, 256):
@@ -112,7 +110,14 @@ def backward(case, options):
     made = peer_attention(options.peer, *leaves, causal)
 
     def ours():
-        return attn.attention_backward(dout, q, k, v, out, lse, causal=causal, threads=case["threads"],
+        return attn.attention_backward(dout,
+                                       q,
+                                       k,
+                                       v,
+                                       out,
+                                       lse,
+                                       causal=causal,
+                                       threads=case["threads"],
                                        kernel=options.kernel)
 
     def peer():
@@ -122,10 +127,15 @@ def backward(case, options):
         batch, head = case["batch"] - 1, case["kv_heads"] - 1
         group = case["heads"] // case["kv_heads"]
         heads = slice(head * group, (head + 1) * group)
-        parts = [x.double().numpy() for x in (q[batch, heads], k[batch, head], v[batch, head], dout[batch, heads])]
+        parts = [
+            x.double().numpy() for x in (q[batch, heads], k[batch, head], v[batch, head], dout[batch, heads])
+        ]
         wanted = reference_gradients(*parts, causal)
-        return [max(common.relative_error(got[batch, part].float().numpy(), want)
-                    for got, part, want in zip(side(), (heads, head, head), wanted)) for side in (ours, peer)]
+        return [
+            max(
+                common.relative_error(got[batch, part].float().numpy(), want)
+                for got, part, want in zip(side(), (heads, head, head), wanted)) for side in (ours, peer)
+        ]
 
     return ours, peer, errors
 
@@ -138,7 +148,7 @@ def measure(case, options):
         if not options.no_check:
             row["ours_error"], row["peer_error"] = errors()
         return row
-    except (Unsupported, MemoryError, NotImplementedError) as error:
+    except (MemoryError, NotImplementedError) as error:
         return {**case, "status": str(error)}
     except RuntimeError as error: # PyTorch out of memory, or without this dtype
         return {**case, "status": str(error).splitlines()[0]}
@@ -151,15 +161,18 @@ def main():
     options = parser.parse_args()
     attn.attention(*[np.ones((2, 2), np.float32)] * 3) # loads the OpenMP runtime
     pools = common.thread_pools()
-    report = common.Report(options.format, {
-        "processor": common.processor(), "ours": f"attn {attn.version()}, {attn.library()}",
-        "peer": f"PyTorch {torch.__version__} {options.peer}",
-        "wait policy": f"OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']} "
-                       f"GOMP_SPINCOUNT={os.environ['GOMP_SPINCOUNT']}",
-        "OpenMP": ", ".join(pools)})
+    report = common.Report(
+        options.format, {
+            "processor": common.processor(), "ours": f"attn {attn.version()}, {attn.library()}", "peer":
+            f"PyTorch {torch.__version__} {options.peer}", "wait policy":
+            f"OMP_WAIT_POLICY={os.environ['OMP_WAIT_POLICY']} "
+            f"GOMP_SPINCOUNT={os.environ['GOMP_SPINCOUNT']}", "OpenMP": ", ".join(pools)
+        })
     if len(pools) > 1:
-        print("torch_cpu.py: two OpenMP runtimes in one process: a pool of threads each. Unless OMP_WAIT_POLICY is "
-              "passive, the idle ones spin and take the cores of the others", file=sys.stderr)
+        print(
+            "torch_cpu.py: two OpenMP runtimes in one process: a pool of threads each. Unless "
+            "OMP_WAIT_POLICY is passive, the idle ones spin and take the cores of the others",
+            file=sys.stderr)
     for case in common.cases(options):
         report.add(measure(case, options))
     return report.finish()

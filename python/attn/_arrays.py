@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Arrays of others, looked at in place: address, shape, strides, dtype.
 
-NumPy arrays by their own interface, anything else by DLPack (https://dmlc.github.io/dlpack/latest/). A capsule of
-DLPack is borrowed, not consumed: it stays alive as long as the view does, and its own destructor hands the memory
-back, whatever happens in between. Nothing is ever copied.
+NumPy arrays by their own interface, anything else by DLPack (https://dmlc.github.io/dlpack/latest/). A
+capsule of DLPack is borrowed, not consumed: it stays alive as long as the view does, and its own destructor
+hands the memory back, whatever happens in between. Nothing is ever copied.
 """
 import ctypes
 import sys
@@ -30,17 +30,27 @@ class View(NamedTuple):
 
 class DLTensor(ctypes.Structure):
     _fields_ = [
-        ("data", ctypes.c_void_p), ("device_type", ctypes.c_int32), ("device_id", ctypes.c_int32),
-        ("ndim", ctypes.c_int32), ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
-        ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+        ("data", ctypes.c_void_p),
+        ("device_type", ctypes.c_int32),
+        ("device_id", ctypes.c_int32),
+        ("ndim", ctypes.c_int32),
+        ("code", ctypes.c_uint8),
+        ("bits", ctypes.c_uint8),
+        ("lanes", ctypes.c_uint16),
+        ("shape", ctypes.POINTER(ctypes.c_int64)),
+        ("strides", ctypes.POINTER(ctypes.c_int64)),
         ("byte_offset", ctypes.c_uint64),
     ]
 
 
 class DLManagedTensorVersioned(ctypes.Structure):
     _fields_ = [
-        ("major", ctypes.c_uint32), ("minor", ctypes.c_uint32), ("manager", ctypes.c_void_p),
-        ("deleter", ctypes.c_void_p), ("flags", ctypes.c_uint64), ("tensor", DLTensor),
+        ("major", ctypes.c_uint32),
+        ("minor", ctypes.c_uint32),
+        ("manager", ctypes.c_void_p),
+        ("deleter", ctypes.c_void_p),
+        ("flags", ctypes.c_uint64),
+        ("tensor", DLTensor),
     ]
 
 
@@ -67,17 +77,20 @@ def view_numpy(name: str, array: np.ndarray) -> View:
         raise wrong_dtype(name, str(array.dtype))
     size = BYTES[dtype]
     if any(stride % size for stride in array.strides) or not array.flags.aligned:
-        raise InvalidArgument(f"{name} has strides {array.strides} in bytes or begins at an odd address: elements of "
-                              f"{size} bytes must lie on multiples of {size}")
+        raise InvalidArgument(
+            f"{name} has strides {array.strides} in bytes or begins at an odd address: elements of "
+            f"{size} bytes must lie on multiples of {size}")
     strides = tuple(stride // size for stride in array.strides)
-    return View(name, array.__array_interface__["data"][0], array.shape, strides, dtype, array.flags.writeable, array)
+    return View(name, array.__array_interface__["data"][0], array.shape, strides, dtype,
+                array.flags.writeable, array)
 
 
 def capsule_of(name: str, array: Any) -> Any:
     device = array.__dlpack_device__()
     if int(device[0]) not in DLPACK_CPU:
-        raise InvalidArgument(f"{name} lies on device {getattr(array, 'device', device)}; attn computes on arrays in "
-                              "CPU memory: copy it there first")
+        raise InvalidArgument(
+            f"{name} lies on device {getattr(array, 'device', device)}; attn computes on arrays in "
+            "CPU memory: copy it there first")
     try:
         return array.__dlpack__(max_version=(DLPACK_MAJOR, 0))
     except TypeError: # an exporter that is older than versions
@@ -100,12 +113,13 @@ def read_capsule(name: str, capsule: Any) -> Tuple[DLTensor, int]:
 def view_dlpack(name: str, array: Any, out: bool) -> View:
     try:
         capsule = capsule_of(name, array)
-    except BufferError as error: # for example a tensor of PyTorch that requires a gradient
+    except (BufferError, RuntimeError) as error: # for example a tensor of PyTorch that requires a gradient
         raise BufferError(f"{name}: {error}") from error
     tensor, flags = read_capsule(name, capsule)
     dtype = DLPACK_DTYPES.get((tensor.code, tensor.bits))
     if dtype is None or tensor.lanes != 1:
-        raise wrong_dtype(name, str(getattr(array, "dtype", f"of DLPack code {tensor.code}, {tensor.bits} bits")))
+        raise wrong_dtype(name,
+                          str(getattr(array, "dtype", f"of DLPack code {tensor.code}, {tensor.bits} bits")))
     shape = tuple(tensor.shape[:tensor.ndim])
     if tensor.strides:
         strides = tuple(tensor.strides[:tensor.ndim])
@@ -113,7 +127,8 @@ def view_dlpack(name: str, array: Any, out: bool) -> View:
         strides = tuple(int(np.prod(shape[axis + 1:], dtype=np.int64)) for axis in range(len(shape)))
     address = (tensor.data or 0) + tensor.byte_offset
     if address % BYTES[dtype]:
-        raise InvalidArgument(f"{name} begins at an odd address: elements must lie on multiples of {BYTES[dtype]}")
+        raise InvalidArgument(
+            f"{name} begins at an odd address: elements must lie on multiples of {BYTES[dtype]}")
     if out and flags & DLPACK_COPIED:
         raise BufferError(f"{name} can only be had as a copy, which cannot be written for its owner")
     return View(name, address, shape, strides, dtype, not flags & DLPACK_READ_ONLY, (capsule, array))
@@ -132,19 +147,21 @@ def view(name: str, array: Any, out: bool = False) -> View:
     if out and not seen.writable:
         raise InvalidArgument(f"{name} is read-only: give one that can be written")
     if out and any(stride == 0 and extent > 1 for stride, extent in zip(seen.strides, seen.shape)):
-        raise InvalidArgument(f"{name} is broadcast (a stride is 0), so that its elements share memory: give one "
-                              "that owns them all")
+        raise InvalidArgument(
+            f"{name} is broadcast (a stride is 0), so that its elements share memory: give one "
+            "that owns them all")
     return seen
 
 
 def tensor_of(seen: View, axes: Tuple[Optional[int], ...]) -> Tensor:
-    """attn_tensor, whose axes batch, head, token and dim are these of the array; None: it has no such axis."""
+    """attn_tensor, whose axes batch, head, token and dim are these of the array; None: it has none."""
     strides = [0 if axis is None else seen.strides[axis] for axis in axes]
     if not any(strides):
         # All zero means contiguous to the library; the stride of an axis of one element can be anything.
         single = [i for i, axis in enumerate(axes) if axis is None or seen.shape[axis] == 1]
         if not single:
-            raise InvalidArgument(f"{seen.name} is one element, broadcast along every axis: give a copy of it")
+            raise InvalidArgument(
+                f"{seen.name} is one element, broadcast along every axis: give a copy of it")
         strides[single[0]] = 1
     return Tensor(seen.address, (ctypes.c_int64 * 4)(*strides))
 
@@ -169,8 +186,9 @@ def numpy_dtypes(dtype: Dtype, name: str) -> Any:
     try:
         import ml_dtypes
     except ImportError:
-        raise TypeError("the result is bfloat16, which NumPy has only with the package ml_dtypes: install it, or "
-                        "give out=") from None
+        raise TypeError(
+            "the result is bfloat16, which NumPy has only with the package ml_dtypes: install it, or "
+            "give out=") from None
     return np.dtype(ml_dtypes.bfloat16)
 
 
@@ -178,7 +196,8 @@ def sequence_starts(name: str, starts: Any) -> Tuple[Any, int, int]:
     """Cumulative lengths as an array of int64, the longest of the sequences, their sum."""
     values = np.ascontiguousarray(np.asarray(starts))
     if values.ndim != 1 or values.size < 2 or values.dtype.kind not in "iu":
-        raise InvalidArgument(f"{name} must be a list of at least 2 integers: 0, and the end of each sequence")
+        raise InvalidArgument(
+            f"{name} must be a list of at least 2 integers: 0, and the end of each sequence")
     values = values.astype(np.int64, copy=False)
     lengths = np.diff(values)
     if values[0] != 0 or lengths.min() < 0:
@@ -187,7 +206,10 @@ def sequence_starts(name: str, starts: Any) -> Tuple[Any, int, int]:
 
 
 SCHEMES: Dict[Tuple[str, int], Tuple[Optional[int], ...]] = {
-    ("bhnd", 4): (0, 1, 2, 3), ("bnhd", 4): (0, 2, 1, 3),
-    ("bhnd", 3): (None, 0, 1, 2), ("bnhd", 3): (None, 1, 0, 2),
-    ("bhnd", 2): (None, None, 0, 1), ("bnhd", 2): (None, None, 0, 1),
+    ("bhnd", 4): (0, 1, 2, 3),
+    ("bnhd", 4): (0, 2, 1, 3),
+    ("bhnd", 3): (None, 0, 1, 2),
+    ("bnhd", 3): (None, 1, 0, 2),
+    ("bhnd", 2): (None, None, 0, 1),
+    ("bnhd", 2): (None, None, 0, 1),
 }

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """run() and plan(): attention cut by a quorum schedule into workers, and a look at who does what.
 
-An execute runs in a thread of its own: the caller's thread waits for it in Python, where an interrupt can reach it.
-The event function then tells the library to stop.
+An execute runs in a thread of its own: the caller's thread waits for it in Python, where an interrupt can
+reach it. The event function then tells the library to stop.
 """
 import ctypes
 import threading
@@ -20,7 +20,9 @@ from ._problem import Inputs, Window
 from . import _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
 
-QUORUMS = {"cyclic": Quorum.QUORUM_CYCLIC, "rectangular": Quorum.QUORUM_RECTANGULAR, "auto": Quorum.QUORUM_AUTO}
+QUORUMS = {
+    "cyclic": Quorum.QUORUM_CYCLIC, "rectangular": Quorum.QUORUM_RECTANGULAR, "auto": Quorum.QUORUM_AUTO
+}
 SIDES = {"q": Operand.Q, "kv": Operand.K}
 
 
@@ -69,7 +71,7 @@ class Result(NamedTuple):
 def fields_of(struct: ctypes.Structure, *without: str) -> Dict[str, Any]:
     """A struct as a dictionary: text decoded, structs within likewise, its size and pointers left out."""
     answer: Dict[str, Any] = {}
-    for name, kind in struct._fields_:
+    for name, _ in struct._fields_: # type: ignore[misc]
         value = getattr(struct, name)
         if name == "size" or name in without:
             continue
@@ -116,7 +118,7 @@ class Watch:
                 self.progress(event)
             elif event.text:
                 self.warnings.append(event.text)
-        except BaseException as error: # it may not pass through C; raised again by execute()
+        except BaseException as error: # it may not pass through C; raised again by run()
             self.raised = error
         return int(self.stop or self.raised is not None)
 
@@ -169,8 +171,8 @@ class Plan:
         try:
             pairs = [(pair.q, pair.kv, pair.part) for pair in share.pairs[:share.pair_count]]
             return Rank(share.rank, share.groups[:share.group_count], share.tokens, pairs,
-                        share.needs_q[:share.needs_q_count], share.needs_kv[:share.needs_kv_count], share.cells,
-                        share.bytes_in, share.bytes_out)
+                        share.needs_q[:share.needs_q_count], share.needs_kv[:share.needs_kv_count],
+                        share.cells, share.bytes_in, share.bytes_out)
         finally:
             LIBRARY.attn_rank_free(ctypes.byref(share))
 
@@ -185,7 +187,7 @@ class Plan:
         return range(first.value, first.value + count.value)
 
     def prove(self) -> Dict[str, int]:
-        """Counts how often each visible cell is owned: all `cells` must be owned `once`. Takes O(W^2) time."""
+        """Counts how often each visible cell is owned: all `cells` must be owned `once`. O(W^2) time."""
         proof = _types.Proof()
         call("attn_plan_prove", self._handle, ctypes.byref(proof))
         return fields_of(proof)
@@ -194,7 +196,7 @@ class Plan:
         """The kernel table, judged for this problem."""
         return list(verdicts(self._handle))
 
-    def execute(self, io: Io, watch: Watch) -> None:
+    def _execute(self, io: Io, watch: Watch) -> None:
         workspace = np.empty(max(1, self.workspace), np.uint8)
         outcome: List[Tuple[int, str]] = []
         ended = threading.Event()
@@ -228,17 +230,28 @@ def quorum_options(workers: Optional[int], resident: Optional[int], memory_limit
     for name, value in (("workers", workers), ("resident", resident), ("memory_limit", memory_limit)):
         if value is not None and value < 1:
             raise InvalidArgument(f"{name} is {value}; give at least 1, or None for the default")
-    options = options_of(threads, kernel, workers=workers or 0, resident=resident or 0,
-                         memory_limit=memory_limit or 0, quorum=QUORUMS[quorum], rectangle=rectangle or 0)
+    options = options_of(threads,
+                         kernel,
+                         workers=workers or 0,
+                         resident=resident or 0,
+                         memory_limit=memory_limit or 0,
+                         quorum=QUORUMS[quorum],
+                         rectangle=rectangle or 0)
     if interest_set is not None:
         options.interest_set = (ctypes.c_int64 * len(interest_set))(*interest_set)
         options.interest_size = len(interest_set)
     return options
 
 
-def plan(problem: str, *, workers: Optional[int] = None, resident: Optional[int] = None,
-         memory_limit: Optional[int] = None, quorum: str = "cyclic", rectangle: Optional[int] = None,
-         interest_set: Optional[Sequence[int]] = None, threads: Optional[int] = None,
+def plan(problem: str,
+         *,
+         workers: Optional[int] = None,
+         resident: Optional[int] = None,
+         memory_limit: Optional[int] = None,
+         quorum: str = "cyclic",
+         rectangle: Optional[int] = None,
+         interest_set: Optional[Sequence[int]] = None,
+         threads: Optional[int] = None,
          kernel: Optional[str] = None) -> Plan:
     """A plan to look at: who holds and computes what, in how much memory. Touches no data.
 
@@ -248,43 +261,63 @@ def plan(problem: str, *, workers: Optional[int] = None, resident: Optional[int]
     """
     parsed = Problem()
     call("attn_problem_parse", ctypes.byref(parsed), problem.encode())
-    return Plan(parsed, quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads,
-                                       kernel))
+    return Plan(
+        parsed,
+        quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads, kernel))
 
 
-def run(q: Any, k: Any, v: Any, *, causal: bool = False, window: Window = None, scale: Optional[float] = None,
-        return_lse: bool = False, out: Any = None, layout: str = "bhnd", workers: Optional[int] = None,
-        resident: Optional[int] = None, memory_limit: Optional[int] = None, quorum: str = "cyclic",
-        rectangle: Optional[int] = None, interest_set: Optional[Sequence[int]] = None, spool: Optional[str] = None,
-        spool_key: Optional[str] = None, gather: bool = False, threads: Optional[int] = None,
-        kernel: Optional[str] = None, progress: Optional[Callable[[Event], Any]] = None) -> Result:
+def run(q: Any,
+        k: Any,
+        v: Any,
+        *,
+        causal: bool = False,
+        window: Window = None,
+        scale: Optional[float] = None,
+        return_lse: bool = False,
+        out: Any = None,
+        layout: str = "bhnd",
+        workers: Optional[int] = None,
+        resident: Optional[int] = None,
+        memory_limit: Optional[int] = None,
+        quorum: str = "cyclic",
+        rectangle: Optional[int] = None,
+        interest_set: Optional[Sequence[int]] = None,
+        spool: Optional[str] = None,
+        spool_key: Optional[str] = None,
+        gather: bool = False,
+        threads: Optional[int] = None,
+        kernel: Optional[str] = None,
+        progress: Optional[Callable[[Event], Any]] = None) -> Result:
     """attention(), cut by a cyclic quorum schedule into independent workers.
 
     workers       W; default 1, or with memory_limit the smallest that fits
     resident      workers that compute at once; default 1
     memory_limit  bytes that the workspace may take
-    quorum        "cyclic"; "rectangular", with `rectangle` query groups a worker; "auto": the fewest bytes moved
+    quorum        "cyclic"; "rectangular", with `rectangle` query groups a worker; "auto": fewest bytes moved
     interest_set  one's own set; default: the best known
     spool         a folder for finished partial results: a run that was killed goes on where it was
     spool_key     names the data of a spool; the same data must have the same key, other data another
     gather        copy each worker's groups before computing, as workers elsewhere would
-    progress      called with an attn.Event at each step, in another thread, one at a time. What it raises stops the
-                  run and is raised here. Without it, warnings of the engine come as RuntimeWarning.
+    progress      called with an attn.Event at each step, in another thread, one at a time. What it raises
+                  stops the run and is raised here. Without it, warnings of the engine come as RuntimeWarning.
 
-    The rest as in attention(). Returns (o, lse, summary): lse is None unless asked for; summary is Plan.summary with
-    the "seconds" that the execute took. An interrupt (Ctrl-C) ends the run at the next step.
+    The rest as in attention(). Returns (o, lse, summary): lse is None unless asked for; summary is
+    Plan.summary with the "seconds" that the execute took. An interrupt (Ctrl-C) ends the run at the next
+    step.
     """
     if (spool is None) != (spool_key is None):
-        raise InvalidArgument("give spool and spool_key together: partial results of other data must not be taken up")
+        raise InvalidArgument(
+            "give spool and spool_key together: partial results of other data must not be taken up")
     inputs = Inputs(q, k, v, causal, window, scale, layout)
     out, lse, io = inputs.results(out, return_lse)
     watch = Watch(progress)
-    options = quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads, kernel)
+    options = quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads,
+                             kernel)
     options.in_memory = int(not gather)
     options.event = watch.function
     if spool is not None and spool_key is not None:
         options.spool, options.spool_key = str(spool).encode(), spool_key.encode()
     made = Plan(inputs.problem, options)
     begin = time.perf_counter()
-    made.execute(io, watch)
+    made._execute(io, watch)
     return Result(out, lse, {**made.summary, "seconds": time.perf_counter() - begin})

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Finds libattn, loads it and calls it.
 
-Looked for, in this order: the file that ATTN_LIBRARY names; beside this file, where a wheel puts it; build/release
-of the source tree that this file lies in; where the system's linker and pkg-config know it.
+Looked for, in this order: the file that ATTN_LIBRARY names; beside this file, where a wheel puts it;
+build/release of the source tree that this file lies in; where the system's linker and pkg-config know it.
 """
 import ctypes
 import ctypes.util
@@ -10,10 +10,10 @@ import os
 import pathlib
 import shutil
 import subprocess
-from typing import Iterator, Tuple
+from typing import Any, Iterator, List, Tuple
 
 from ._errors import BY_STATUS, Error
-from ._types import FUNCTIONS, VERSION
+from ._types import FUNCTIONS, VERSION, Status
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -23,7 +23,10 @@ def pkg_config() -> str:
     program = shutil.which("pkg-config")
     if program is None:
         return ""
-    answer = subprocess.run([program, "--variable=libdir", "attn"], capture_output=True, text=True, check=False)
+    answer = subprocess.run([program, "--variable=libdir", "attn"],
+                            capture_output=True,
+                            text=True,
+                            check=False)
     return answer.stdout.strip() if answer.returncode == 0 else ""
 
 
@@ -31,17 +34,17 @@ def places() -> Iterator[Tuple[str, str]]:
     """(what was looked at, path or name to load, '' if there is nothing)"""
     named = os.environ.get("ATTN_LIBRARY", "")
     yield f"ATTN_LIBRARY, which is {named or 'not set'}", named
-    for folder in (HERE, HERE.parents[1] / "build" / "release"):
-        path = folder / "libattn.so"
-        yield f"{path}{'' if path.exists() else ', which is not there'}", str(path) if path.exists() else ""
+    for file in (HERE / "libattn.so", HERE.parents[1] / "build" / "release" / "libattn.so"):
+        yield f"{file}{'' if file.exists() else ', which is not there'}", str(file) if file.exists() else ""
     name = ctypes.util.find_library("attn") or ""
     yield f"the system's libraries{'' if name else ', which have no libattn'}", name
     folder = pkg_config()
-    yield f"pkg-config attn, which says {folder or 'nothing'}", os.path.join(folder, "libattn.so") if folder else ""
+    path = os.path.join(folder, "libattn.so") if folder else ""
+    yield f"pkg-config attn, which says {folder or 'nothing'}", path
 
 
 def find() -> Tuple[ctypes.CDLL, str]:
-    tried = []
+    tried: List[str] = []
     for what, path in places():
         if path:
             try:
@@ -52,8 +55,8 @@ def find() -> Tuple[ctypes.CDLL, str]:
                     raise ImportError(f"attn: cannot load {what}") from None
         tried.append(what)
     raise ImportError(
-        "attn: found no libattn.so. Build it (cmake --preset release && cmake --build --preset release), install it, "
-        "or set ATTN_LIBRARY to its path. Looked at:\n    " + "\n    ".join(tried))
+        "attn: found no libattn.so. Build it (cmake --preset release && cmake --build --preset release), "
+        "install it, or set ATTN_LIBRARY to its path. Looked at:\n    " + "\n    ".join(tried))
 
 
 def load() -> Tuple[ctypes.CDLL, str]:
@@ -64,7 +67,8 @@ def load() -> Tuple[ctypes.CDLL, str]:
             function = getattr(library, name)
             function.restype, function.argtypes = result, arguments
     except AttributeError as error:
-        raise ImportError(f"attn: {path} is another version of the library, or another library: {error}") from None
+        raise ImportError(
+            f"attn: {path} is another version of the library, or another library: {error}") from None
     found = library.attn_version().decode()
     # Before 1.0 the interface may change with the minor version.
     if found.split(".")[:2] != [str(part) for part in VERSION[:2]]:
@@ -81,10 +85,13 @@ def last_error() -> str:
 
 
 def failure(status: int, text: str) -> Error:
-    return BY_STATUS[status](text) if status in BY_STATUS else Error(f"status {status}: {text}")
+    try:
+        return BY_STATUS[Status(status)](text)
+    except ValueError:
+        return Error(f"status {status}: {text}")
 
 
-def call(name: str, *arguments) -> None:
+def call(name: str, *arguments: Any) -> None:
     """Calls a function of attn.h that returns a status; raises what it says."""
     status = getattr(LIBRARY, name)(*arguments)
     if status != 0:

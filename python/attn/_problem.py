@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""From arrays and keywords to attn_problem: which axis is which, do the shapes fit, what will the results be."""
+"""From arrays and keywords to attn_problem: which axis is which, do the shapes fit, what are the results."""
 import ctypes
 import math
-from typing import Any, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays
 from ._arrays import View
@@ -17,10 +17,11 @@ def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
     """The mask, and the keys visible to the left and to the right of a query's own place; -1: no bound."""
     if window is None:
         return (Mask.MASK_CAUSAL if causal else Mask.MASK_FULL), 0, 0
-    sides = (window, window) if isinstance(window, int) else tuple(window)
-    if len(sides) != 2 or any(not isinstance(side, int) or side < -1 for side in sides):
-        raise InvalidArgument(f"window is {window!r}; give (left, right), numbers of keys or -1 for no bound, or one "
-                              "number for both")
+    sides = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
+    if len(sides) != 2 or any(not hasattr(side, "__index__") or side < -1 for side in sides):
+        raise InvalidArgument(
+            f"window is {window!r}; give (left, right), numbers of keys or -1 for no bound, or one "
+            "number for both")
     left, right = sides
     return Mask.MASK_WINDOW, left, 0 if causal else right
 
@@ -37,8 +38,9 @@ def axes_of(seen: View, layout: str, varlen: bool) -> Axes:
     """Which axis of an array is batch, head, token and dim."""
     rank = len(seen.shape)
     if layout not in ("bhnd", "bnhd"):
-        raise InvalidArgument(f"layout is {layout!r}; give 'bhnd' for [batch, heads, tokens, dim] or 'bnhd' for "
-                              "[batch, tokens, heads, dim]")
+        raise InvalidArgument(
+            f"layout is {layout!r}; give 'bhnd' for [batch, heads, tokens, dim] or 'bnhd' for "
+            "[batch, tokens, heads, dim]")
     if varlen:
         if rank != 3:
             raise InvalidArgument(f"{seen.name} has shape {list(seen.shape)}; with cu_seqlens_q it must be "
@@ -68,8 +70,9 @@ def expect(seen: View, what: str, value: int, wanted: int, of: str) -> None:
 
 def same_dtype(seen: View, dtype: Dtype, of: str) -> None:
     if seen.dtype != dtype:
-        raise InvalidArgument(f"{seen.name} is {seen.dtype.name.lower()}, {of} is {dtype.name.lower()}: they must be "
-                              "the same")
+        raise InvalidArgument(
+            f"{seen.name} is {seen.dtype.name.lower()}, {of} is {dtype.name.lower()}: they must be "
+            "the same")
 
 
 def as_pointer(values: Any) -> Any:
@@ -77,40 +80,61 @@ def as_pointer(values: Any) -> Any:
 
 
 class Inputs:
-    """q, k and v, seen and checked, and the problem they make."""
+    """q, k and v, seen and checked, and the problem they make.
 
-    def __init__(self, q: Any, k: Any, v: Any, causal: bool, window: Window, scale: Optional[float], layout: str,
-                 cu_seqlens_q: Optional[Sequence[int]] = None, cu_seqlens_k: Optional[Sequence[int]] = None) -> None:
+    Holds the views of all arrays of a call, and so their memory: keep it until the library has returned.
+    """
+
+    def __init__(self,
+                 q: Any,
+                 k: Any,
+                 v: Any,
+                 causal: bool,
+                 window: Window,
+                 scale: Optional[float],
+                 layout: str,
+                 cu_seqlens_q: Optional[Sequence[int]] = None,
+                 cu_seqlens_k: Optional[Sequence[int]] = None) -> None:
         self.layout = layout
         self.varlen = cu_seqlens_q is not None
         if self.varlen != (cu_seqlens_k is not None):
             raise InvalidArgument("give both cu_seqlens_q and cu_seqlens_k, or neither")
         self.like = q
         self.views = [_arrays.view(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
-        self.q, self.k, self.v = self.views
+        self.q, self.k, self.v = self.views[:3]
         self.axes = axes_of(self.q, layout, self.varlen)
         self.tensors = [self.tensor(seen) for seen in self.views]
         sizes = [sizes_of(seen, self.axes) for seen in self.views]
         self.check(*sizes)
-        self.starts = [None, None]
+        self.starts: List[Any] = [None, None]
         lengths = [sizes[0].tokens, sizes[1].tokens]
         batch = sizes[0].batch
         if self.varlen:
             batch, lengths = self.sequences(cu_seqlens_q, cu_seqlens_k)
         mask, left, right = band(causal, window)
-        self.problem = Problem(
-            batch=batch, heads_q=sizes[0].heads, heads_kv=sizes[1].heads, tokens_q=lengths[0], tokens_kv=lengths[1],
-            dim_qk=sizes[0].dim, dim_v=sizes[2].dim, dtype=self.q.dtype, dtype_out=self.q.dtype, mask=mask,
-            window_left=left, window_right=right, scale=scale_of(scale))
-        self.shape_o = self.q.shape[:-1] + (sizes[2].dim,)
+        self.problem = Problem(batch=batch,
+                               heads_q=sizes[0].heads,
+                               heads_kv=sizes[1].heads,
+                               tokens_q=lengths[0],
+                               tokens_kv=lengths[1],
+                               dim_qk=sizes[0].dim,
+                               dim_v=sizes[2].dim,
+                               dtype=self.q.dtype,
+                               dtype_out=self.q.dtype,
+                               mask=mask,
+                               window_left=left,
+                               window_right=right,
+                               scale=scale_of(scale))
+        self.shape_o = self.q.shape[:-1] + (sizes[2].dim, )
         # lse is [batch, heads, tokens] in every layout, without the axes that q lacks
         self.shape_lse = tuple(size for size, axis in zip(sizes[0][:3], self.axes) if axis is not None)
-        self.axes_lse = (None,) * (3 - len(self.shape_lse)) + tuple(range(len(self.shape_lse))) + (None,)
+        self.axes_lse = (None, ) * (3 - len(self.shape_lse)) + tuple(range(len(self.shape_lse))) + (None, )
 
     def tensor(self, seen: View) -> Tensor:
         if len(seen.shape) != len(self.q.shape):
-            raise InvalidArgument(f"{seen.name} has shape {list(seen.shape)}, q has {list(self.q.shape)}: they must "
-                                  "have the same number of axes")
+            raise InvalidArgument(
+                f"{seen.name} has shape {list(seen.shape)}, q has {list(self.q.shape)}: they must "
+                "have the same number of axes")
         return _arrays.tensor_of(seen, self.axes)
 
     def check(self, q: Sizes, k: Sizes, v: Sizes) -> None:
@@ -123,11 +147,11 @@ class Inputs:
         if q.heads % k.heads != 0:
             raise InvalidArgument(f"k has {k.heads} heads, which does not divide the {q.heads} heads of q")
 
-    def sequences(self, starts_q: Any, starts_k: Any) -> Tuple[int, list]:
+    def sequences(self, starts_q: Any, starts_k: Any) -> Tuple[int, List[int]]:
         """Number of sequences, and the longest on each side."""
         lengths = []
-        for side, (name, starts, seen) in enumerate((("cu_seqlens_q", starts_q, self.q),
-                                                     ("cu_seqlens_k", starts_k, self.k))):
+        for side, (name, starts, seen) in enumerate(
+            (("cu_seqlens_q", starts_q, self.q), ("cu_seqlens_k", starts_k, self.k))):
             self.starts[side], longest, total = _arrays.sequence_starts(name, starts)
             if total != seen.shape[0]:
                 raise InvalidArgument(f"{name} ends at {total}, but {seen.name} has {seen.shape[0]} tokens")
@@ -138,8 +162,9 @@ class Inputs:
         return len(self.starts[0]) - 1, lengths
 
     def array(self, name: str, array: Any, shape: Tuple[int, ...], out: bool = False) -> View:
-        """One more array, which must have this shape."""
+        """One more array, which must have this shape; kept until the call is over."""
         seen = _arrays.view(name, array, out)
+        self.views.append(seen)
         if seen.shape != shape:
             raise InvalidArgument(f"{name} has shape {list(seen.shape)}; it must be {list(shape)}")
         return seen

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and enumerations of attn.h, field by field; tests/test_layout.py holds them against the header."""
+"""The structs and enumerations of attn.h, field by field; tests/test_layout.py holds them against it."""
 import ctypes
 import enum
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
+from typing import Any
 
 # ATTN_VERSION_MAJOR, MINOR, PATCH: the library that this package is written for, and its own version.
 VERSION = (0, 1, 0)
@@ -55,15 +56,26 @@ class Step(enum.IntEnum):
 class Sized(ctypes.Structure):
     """A struct of attn.h that begins with its own size, which is set here."""
 
-    def __init__(self, **fields):
+    def __init__(self, **fields: Any) -> None:
         super().__init__(size=ctypes.sizeof(self), **fields)
 
 
 class Problem(Sized):
     _fields_ = [
-        ("size", c_size_t), ("batch", c_int64), ("heads_q", c_int64), ("heads_kv", c_int64), ("tokens_q", c_int64),
-        ("tokens_kv", c_int64), ("dim_qk", c_int64), ("dim_v", c_int64), ("dtype", c_int), ("dtype_out", c_int),
-        ("mask", c_int), ("window_left", c_int64), ("window_right", c_int64), ("scale", c_double),
+        ("size", c_size_t),
+        ("batch", c_int64),
+        ("heads_q", c_int64),
+        ("heads_kv", c_int64),
+        ("tokens_q", c_int64),
+        ("tokens_kv", c_int64),
+        ("dim_qk", c_int64),
+        ("dim_v", c_int64),
+        ("dtype", c_int),
+        ("dtype_out", c_int),
+        ("mask", c_int),
+        ("window_left", c_int64),
+        ("window_right", c_int64),
+        ("scale", c_double),
     ]
 
 
@@ -73,24 +85,49 @@ class Tensor(ctypes.Structure):
 
 class Io(Sized):
     _fields_ = [
-        ("size", c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("o", Tensor), ("lse", Tensor),
-        ("source", c_void_p), ("sink", c_void_p), ("cu_seqlens_q", POINTER(c_int64)),
+        ("size", c_size_t),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("o", Tensor),
+        ("lse", Tensor),
+        ("source", c_void_p),
+        ("sink", c_void_p),
+        ("cu_seqlens_q", POINTER(c_int64)),
         ("cu_seqlens_kv", POINTER(c_int64)),
     ]
 
 
 class Gradients(Sized):
     _fields_ = [
-        ("size", c_size_t), ("q", Tensor), ("k", Tensor), ("v", Tensor), ("o", Tensor), ("lse", Tensor),
-        ("delta", Tensor), ("dout", Tensor), ("dq", Tensor), ("dk", Tensor), ("dv", Tensor), ("accumulate", c_int),
-        ("cu_seqlens_q", POINTER(c_int64)), ("cu_seqlens_kv", POINTER(c_int64)),
+        ("size", c_size_t),
+        ("q", Tensor),
+        ("k", Tensor),
+        ("v", Tensor),
+        ("o", Tensor),
+        ("lse", Tensor),
+        ("delta", Tensor),
+        ("dout", Tensor),
+        ("dq", Tensor),
+        ("dk", Tensor),
+        ("dv", Tensor),
+        ("accumulate", c_int),
+        ("cu_seqlens_q", POINTER(c_int64)),
+        ("cu_seqlens_kv", POINTER(c_int64)),
     ]
 
 
 class Event(Sized):
     _fields_ = [
-        ("size", c_size_t), ("step", c_int), ("rank", c_int64), ("group", c_int64), ("begin", c_double),
-        ("end", c_double), ("cells", c_int64), ("bytes", c_int64), ("text", c_char_p),
+        ("size", c_size_t),
+        ("step", c_int),
+        ("rank", c_int64),
+        ("group", c_int64),
+        ("begin", c_double),
+        ("end", c_double),
+        ("cells", c_int64),
+        ("bytes", c_int64),
+        ("text", c_char_p),
     ]
 
 
@@ -99,10 +136,23 @@ EventFn = CFUNCTYPE(c_int, c_void_p, POINTER(Event))
 
 class Options(Sized):
     _fields_ = [
-        ("size", c_size_t), ("workers", c_int64), ("resident", c_int64), ("memory_limit", c_int64),
-        ("quorum", c_int), ("rectangle", c_int64), ("interest_set", POINTER(c_int64)), ("interest_size", c_int64),
-        ("classic", c_int), ("threads", c_int), ("in_memory", c_int), ("backward", c_int), ("kernel", c_char_p),
-        ("spool", c_char_p), ("spool_key", c_char_p), ("event", EventFn), ("event_data", c_void_p),
+        ("size", c_size_t),
+        ("workers", c_int64),
+        ("resident", c_int64),
+        ("memory_limit", c_int64),
+        ("quorum", c_int),
+        ("rectangle", c_int64),
+        ("interest_set", POINTER(c_int64)),
+        ("interest_size", c_int64),
+        ("classic", c_int),
+        ("threads", c_int),
+        ("in_memory", c_int),
+        ("backward", c_int),
+        ("kernel", c_char_p),
+        ("spool", c_char_p),
+        ("spool_key", c_char_p),
+        ("event", EventFn),
+        ("event_data", c_void_p),
     ]
 
 
@@ -112,12 +162,29 @@ class Spread(ctypes.Structure):
 
 class Summary(Sized):
     _fields_ = [
-        ("size", c_size_t), ("workers", c_int64), ("resident", c_int64), ("threads", c_int), ("quorum", c_int),
-        ("classic", c_int), ("quorum_q", c_int64), ("quorum_kv", c_int64), ("set_q", POINTER(c_int64)),
-        ("set_kv", POINTER(c_int64)), ("set_origin", c_char_p), ("subsequence", Spread), ("cells", c_int64),
-        ("ranks_counted", c_int64), ("cells_worker", Spread), ("bytes_in", Spread), ("bytes_out", Spread),
-        ("kernel", c_char_p), ("spooled", c_int), ("workspace", c_int64), ("workspace_gather", c_int64),
-        ("workspace_partial", c_int64), ("workspace_kernel", c_int64),
+        ("size", c_size_t),
+        ("workers", c_int64),
+        ("resident", c_int64),
+        ("threads", c_int),
+        ("quorum", c_int),
+        ("classic", c_int),
+        ("quorum_q", c_int64),
+        ("quorum_kv", c_int64),
+        ("set_q", POINTER(c_int64)),
+        ("set_kv", POINTER(c_int64)),
+        ("set_origin", c_char_p),
+        ("subsequence", Spread),
+        ("cells", c_int64),
+        ("ranks_counted", c_int64),
+        ("cells_worker", Spread),
+        ("bytes_in", Spread),
+        ("bytes_out", Spread),
+        ("kernel", c_char_p),
+        ("spooled", c_int),
+        ("workspace", c_int64),
+        ("workspace_gather", c_int64),
+        ("workspace_partial", c_int64),
+        ("workspace_kernel", c_int64),
     ]
 
 
@@ -127,22 +194,40 @@ class Pair(ctypes.Structure):
 
 class Rank(Sized):
     _fields_ = [
-        ("size", c_size_t), ("rank", c_int64), ("groups", POINTER(c_int64)), ("group_count", c_int64),
-        ("tokens", c_int64), ("pairs", POINTER(Pair)), ("pair_count", c_int64), ("needs_q", POINTER(c_int64)),
-        ("needs_q_count", c_int64), ("needs_kv", POINTER(c_int64)), ("needs_kv_count", c_int64), ("cells", c_int64),
-        ("bytes_in", c_int64), ("bytes_out", c_int64),
+        ("size", c_size_t),
+        ("rank", c_int64),
+        ("groups", POINTER(c_int64)),
+        ("group_count", c_int64),
+        ("tokens", c_int64),
+        ("pairs", POINTER(Pair)),
+        ("pair_count", c_int64),
+        ("needs_q", POINTER(c_int64)),
+        ("needs_q_count", c_int64),
+        ("needs_kv", POINTER(c_int64)),
+        ("needs_kv_count", c_int64),
+        ("cells", c_int64),
+        ("bytes_in", c_int64),
+        ("bytes_out", c_int64),
     ]
 
 
 class Proof(Sized):
     _fields_ = [
-        ("size", c_size_t), ("cells", c_int64), ("once", c_int64), ("missing", c_int64), ("repeated", c_int64),
+        ("size", c_size_t),
+        ("cells", c_int64),
+        ("once", c_int64),
+        ("missing", c_int64),
+        ("repeated", c_int64),
     ]
 
 
 class Verdict(Sized):
     _fields_ = [
-        ("size", c_size_t), ("name", c_char_p), ("summary", c_char_p), ("chosen", c_int), ("reason", c_char_p),
+        ("size", c_size_t),
+        ("name", c_char_p),
+        ("summary", c_char_p),
+        ("chosen", c_int),
+        ("reason", c_char_p),
     ]
 
 
@@ -155,13 +240,16 @@ FUNCTIONS = {
     "attn_problem_check": (c_int, [POINTER(Problem)]),
     "attn_problem_flops": (c_double, [POINTER(Problem)]),
     "attn_forward": (c_int, [POINTER(Problem), POINTER(Io), POINTER(Options)]),
-    "attn_backward": (c_int, [POINTER(Problem), POINTER(Gradients), POINTER(Options)]),
-    "attn_plan_create": (c_int, [POINTER(c_void_p), POINTER(Problem), POINTER(Options)]),
+    "attn_backward": (c_int, [POINTER(Problem), POINTER(Gradients),
+                              POINTER(Options)]),
+    "attn_plan_create": (c_int, [POINTER(c_void_p), POINTER(Problem),
+                                 POINTER(Options)]),
     "attn_plan_destroy": (None, [c_void_p]),
     "attn_plan_problem": (POINTER(Problem), [c_void_p]),
     "attn_plan_summary": (c_int, [c_void_p, POINTER(Summary)]),
     "attn_plan_workspace": (c_size_t, [c_void_p]),
-    "attn_plan_group": (None, [c_void_p, c_int, c_int64, POINTER(c_int64), POINTER(c_int64)]),
+    "attn_plan_group": (None, [c_void_p, c_int, c_int64,
+                               POINTER(c_int64), POINTER(c_int64)]),
     "attn_plan_rank": (c_int, [c_void_p, c_int64, POINTER(Rank)]),
     "attn_rank_free": (None, [POINTER(Rank)]),
     "attn_plan_prove": (c_int, [c_void_p, POINTER(Proof)]),

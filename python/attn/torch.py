@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attn for PyTorch: attention() with gradients, on CPU tensors in place. `import attn.torch` needs PyTorch."""
+"""attn for PyTorch: attention() with gradients, on CPU tensors in place. To import it needs PyTorch."""
 from typing import Any, Optional, Sequence
 
 import torch
@@ -27,15 +27,24 @@ class _Attention(torch.autograd.Function):
             return None, None, None, None
         if not any(dout.stride()): # one element for all, as from out.sum(): the library needs strides
             dout = dout.contiguous()
-        wanted = {name: None if needed else False for name, needed in zip(("dq", "dk", "dv"), ctx.needs_input_grad)}
-        q, k, v, out, lse = (tensor.detach() for tensor in ctx.saved_tensors)
-        return (*_backward(dout.detach(), q, k, v, out, lse, **wanted, **ctx.keywords), None)
+        dq, dk, dv = (None if needed else False for needed in ctx.needs_input_grad[:3])
+        tensors = (tensor.detach() for tensor in (dout, *ctx.saved_tensors))
+        return (*_backward(*tensors, dq=dq, dk=dk, dv=dv, **ctx.keywords), None)
 
 
-def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool = False, window: Any = None,
-              scale: Optional[float] = None, return_lse: bool = False, layout: str = "bhnd",
-              cu_seqlens_q: Optional[Sequence[int]] = None, cu_seqlens_k: Optional[Sequence[int]] = None,
-              threads: Optional[int] = None, kernel: Optional[str] = None) -> Any:
+def attention(q: torch.Tensor,
+              k: torch.Tensor,
+              v: torch.Tensor,
+              *,
+              causal: bool = False,
+              window: Any = None,
+              scale: Optional[float] = None,
+              return_lse: bool = False,
+              layout: str = "bhnd",
+              cu_seqlens_q: Optional[Sequence[int]] = None,
+              cu_seqlens_k: Optional[Sequence[int]] = None,
+              threads: Optional[int] = None,
+              kernel: Optional[str] = None) -> Any:
     """attn.attention() that autograd knows; lse, if asked for, takes no part in gradients.
 
     threads: default torch.get_num_threads(). The rest as in attn.attention().
@@ -43,8 +52,10 @@ def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, causal: bool
     for name, tensor in (("q", q), ("k", k), ("v", v)):
         if not isinstance(tensor, torch.Tensor):
             raise TypeError(f"{name} is a {type(tensor).__name__}; give a tensor of PyTorch")
-    keywords = {"causal": causal, "window": window, "scale": scale, "layout": layout, "cu_seqlens_q": cu_seqlens_q,
-                "cu_seqlens_k": cu_seqlens_k, "threads": threads or torch.get_num_threads(), "kernel": kernel}
+    keywords = {
+        "causal": causal, "window": window, "scale": scale, "layout": layout, "cu_seqlens_q": cu_seqlens_q,
+        "cu_seqlens_k": cu_seqlens_k, "threads": threads or torch.get_num_threads(), "kernel": kernel
+    }
     out, lse = _Attention.apply(q, k, v, keywords)
     return (out, lse) if return_lse else out
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Run by script/python-tests, or by hand: ATTN_LIBRARY=build/release/libattn.so python3 -m pytest python/tests"""
+"""Run by tests/python.sh, or by hand: ATTN_LIBRARY=build/release/libattn.so python3 -m pytest python/tests"""
 import pathlib
 import sys
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attention_backward(): gradients against fp64, in place, added to what is there, and clear when it refuses."""
+"""attention_backward(): gradients against fp64, in place, added to what is there; clear when it refuses."""
 import attn
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ def test_gradients(case):
     memory = [odd_strides(random, x.shape, case.dtype) for x in (q, k, v)]
     for array in memory:
         array[...] = np.nan
-    got = attn.attention_backward(dout, q, k, v, out, lse, dq=memory[0], dk=memory[1], dv=memory[2],
-                                  layout=case.layout, **case.mask)
+    gradients = dict(zip(("dq", "dk", "dv"), memory))
+    got = attn.attention_backward(dout, q, k, v, out, lse, layout=case.layout, **gradients, **case.mask)
     assert all(a is b for a, b in zip(got, memory))
     standard = [swap(x, case.layout) for x in (dout, out)]
     reference.check_gradients(*standard, lse, [swap(x, case.layout) for x in got])
@@ -35,7 +35,8 @@ def problem(random):
 def test_delta_and_some_gradients(random):
     q, k, v, dout, out, lse = problem(random)
     dq, dk, dv = attn.attention_backward(dout, q, k, v, out, lse, causal=True)
-    assert attn.attention_backward(dout, q, k, v, out, lse, causal=True, dq=False, dv=False)[::2] == (None, None)
+    assert attn.attention_backward(dout, q, k, v, out, lse, causal=True, dq=False,
+                                   dv=False)[::2] == (None, None)
     only = attn.attention_backward(dout, q, k, v, out, lse, causal=True, dq=False, dv=False)[1]
     assert np.array_equal(only, dk)
     delta = np.sum(dout * out, axis=-1)
@@ -55,8 +56,10 @@ def test_accumulate(random):
 def test_sequences(case):
     random = np.random.default_rng(case.seed)
     starts = [np.cumsum([0, *random.integers(1, 30, 3)]) for _ in range(2)]
-    q, dout = (odd_strides(random, (starts[0][-1], case.heads, dim), case.dtype) for dim in (case.dim, case.dim_v))
-    k, v = (odd_strides(random, (starts[1][-1], case.kv_heads, dim), case.dtype) for dim in (case.dim, case.dim_v))
+    q, dout = (odd_strides(random, (starts[0][-1], case.heads, dim), case.dtype)
+               for dim in (case.dim, case.dim_v))
+    k, v = (odd_strides(random, (starts[1][-1], case.kv_heads, dim), case.dtype)
+            for dim in (case.dim, case.dim_v))
     lists = {"cu_seqlens_q": starts[0], "cu_seqlens_k": starts[1], **case.mask}
     out, lse = attn.attention(q, k, v, return_lse=True, **lists)
     gradients = attn.attention_backward(dout, q, k, v, out, lse, **lists)
@@ -65,6 +68,7 @@ def test_sequences(case):
 
         def part(x, where):
             return x[where].swapaxes(0, 1)[None]
+
         reference = Reference(part(q, rows), part(k, keys), part(v, keys), **case.mask)
         reference.check_gradients(part(dout, rows), part(out, rows), lse[None, :, rows],
                                   [part(x, where) for x, where in zip(gradients, (rows, keys, keys))])
@@ -72,14 +76,17 @@ def test_sequences(case):
 
 def test_refused(random):
     q, k, v, dout, out, lse = problem(random)
-    for text, arguments, keywords in (
-            (r"dout has shape \[2, 4, 20, 16\]; it must be", (dout[:, :, 1:], q, k, v, out, lse), {}),
-            ("dout is f16, q is f32", (dout.astype(np.float16), q, k, v, out, lse), {}),
-            (r"lse has shape \[4, 21\]; it must be \[2, 4, 21\]", (dout, q, k, v, out, lse[0]), {}),
-            ("give out, or delta", (dout, q, k, v, None, lse), {}),
-            ("accumulate adds to what dq holds", (dout, q, k, v, out, lse), {"accumulate": True}),
-            (r"dk has shape \[2, 4, 21, 16\]; it must be", (dout, q, k, v, out, lse), {"dk": np.zeros_like(q)}),
-            ("dv is f16, out is f32", (dout, q, k, v, out, lse), {"dv": np.zeros_like(v, np.float16)})):
+    usual = (dout, q, k, v, out, lse)
+    refused = (
+        (r"dout has shape \[2, 4, 20, 16\]; it must be", (dout[:, :, 1:], q, k, v, out, lse), {}),
+        ("dout is f16, q is f32", (dout.astype(np.float16), q, k, v, out, lse), {}),
+        (r"lse has shape \[4, 21\]; it must be \[2, 4, 21\]", (dout, q, k, v, out, lse[0]), {}),
+        ("give out, or delta", (dout, q, k, v, None, lse), {}),
+        ("accumulate adds to what dq holds", usual, {"accumulate": True}),
+        (r"dk has shape \[2, 4, 21, 16\]; it must be", usual, {"dk": np.zeros_like(q)}),
+        ("dv is f16, out is f32", usual, {"dv": np.zeros_like(v, np.float16)}),
+    )
+    for text, arguments, keywords in refused:
         with pytest.raises(ValueError, match=text):
             attn.attention_backward(*arguments, **keywords)
     with pytest.raises(TypeError, match="lse is f16; it must be float32"):

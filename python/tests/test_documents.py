@@ -16,7 +16,7 @@ def blocks(name):
 
 
 def test_readme(capsys):
-    (code,) = blocks("README.md")
+    (code, ) = blocks("README.md")
     exec(compile(code, "README.md", "exec"), {})
     assert capsys.readouterr().out == "(4, 1000, 64) True\n"
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""run() and plan(): the same result from any cut, plans that say who does what, and runs that can be stopped."""
+"""run() and plan(): the same result from any cut, plans that say who does what, runs that can be stopped."""
 import os
 import signal
 import threading
@@ -14,12 +14,22 @@ from reference import Reference
 
 
 @settings(max_examples=25)
-@given(cases(), st.integers(1, 14), st.integers(1, 3), st.sampled_from(["cyclic", "rectangular", "auto"]), st.booleans())
+@given(cases(), st.integers(1, 14), st.integers(1, 3), st.sampled_from(["cyclic", "rectangular", "auto"]),
+       st.booleans())
 def test_any_cut(case, workers, resident, quorum, gather):
     q, k, v = inputs(case)
-    result = attn.run(q, k, v, workers=workers, resident=min(resident, workers), quorum=quorum, gather=gather,
-                      return_lse=True, layout=case.layout, **case.mask)
-    Reference(*(swap(x, case.layout) for x in (q, k, v)), **case.mask).check(swap(result.o, case.layout), result.lse)
+    result = attn.run(q,
+                      k,
+                      v,
+                      workers=workers,
+                      resident=min(resident, workers),
+                      quorum=quorum,
+                      gather=gather,
+                      return_lse=True,
+                      layout=case.layout,
+                      **case.mask)
+    Reference(*(swap(x, case.layout) for x in (q, k, v)), **case.mask).check(swap(result.o, case.layout),
+                                                                             result.lse)
     assert result.summary["workers"] == workers and result.summary["seconds"] > 0
 
 
@@ -47,14 +57,17 @@ def test_memory_limit():
 
 
 def test_exception_in_progress_stops_the_run():
+
     class Mine(Exception):
         pass
+
     count = []
 
     def progress(event):
         count.append(event)
         if len(count) == 3:
             raise Mine("enough")
+
     with pytest.raises(Mine, match="enough"):
         attn.run(*arrays(), workers=13, progress=progress)
     assert len(count) < 13
@@ -69,6 +82,7 @@ def test_interrupt_stops_the_run():
         if len(steps) == 1:
             os.kill(os.getpid(), signal.SIGINT)
         threading.Event().wait(0.05) # so that the interrupt comes before the last step
+
     with pytest.raises(KeyboardInterrupt):
         attn.run(*arrays(), workers=91, progress=progress)
     assert len(steps) < 91
@@ -82,6 +96,7 @@ def test_spool_goes_on(tmp_path):
     def stop_late(event):
         if event.rank == 5:
             raise RuntimeError("stopped")
+
     with pytest.raises(RuntimeError, match="stopped"):
         attn.run(q, k, v, workers=7, spool=spool, spool_key="test", progress=stop_late)
     events = []
@@ -103,6 +118,7 @@ def test_the_gil_is_free():
         while not done.is_set():
             ticks.append(1)
             done.wait(0.001)
+
     thread = threading.Thread(target=tick)
     thread.start()
     before = len(ticks)
@@ -114,6 +130,7 @@ def test_the_gil_is_free():
 
 
 # ---- plans ----
+
 
 def test_plan_of_the_literature():
     """10 tokens, 7 workers, interest set {0, 1, 3}."""
@@ -139,14 +156,15 @@ def test_every_cell_has_one_owner(tokens, workers, causal):
 
 
 def test_refused():
-    for text, function in (
-            ("quorum is 'ring'", lambda: attn.plan("tokens=9,dim=8", quorum="ring")),
-            ("workers is 0", lambda: attn.plan("tokens=9,dim=8", workers=0)),
-            ("rank", lambda: attn.plan("tokens=9,dim=8").rank(1)),
-            ("side is 'x'", lambda: attn.plan("tokens=9,dim=8").group("x", 0)),
-            ("group 1", lambda: attn.plan("tokens=9,dim=8").group("q", 1)),
-            ("tokens", lambda: attn.plan("dim=8")),
-            ("does not cover Z_5", lambda: attn.plan("tokens=9,dim=8", workers=5, interest_set=[0, 1]))):
+    for text, function in (("quorum is 'ring'", lambda: attn.plan("tokens=9,dim=8", quorum="ring")),
+                           ("workers is 0", lambda: attn.plan("tokens=9,dim=8", workers=0)),
+                           ("rank", lambda: attn.plan("tokens=9,dim=8").rank(1)),
+                           ("side is 'x'", lambda: attn.plan("tokens=9,dim=8").group("x", 0)),
+                           ("group 1",
+                            lambda: attn.plan("tokens=9,dim=8").group("q", 1)), ("tokens",
+                                                                                 lambda: attn.plan("dim=8")),
+                           ("does not cover Z_5",
+                            lambda: attn.plan("tokens=9,dim=8", workers=5, interest_set=[0, 1]))):
         with pytest.raises(attn.InvalidArgument, match=text):
             function()
 

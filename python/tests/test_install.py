@@ -17,7 +17,8 @@ import numpy
 import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
-CODE = "import attn, numpy; print(attn.__file__, attn.library(), attn.attention(*[numpy.ones((3, 2), 'f4')] * 3).sum())"
+CODE = """import attn, numpy
+print(attn.__file__, attn.library(), attn.attention(*[numpy.ones((3, 2), "f4")] * 3).sum())"""
 
 if importlib.util.find_spec("pip") is None:
     pytest.skip("no pip", allow_module_level=True)
@@ -49,14 +50,25 @@ class Environment:
     def install(self, *arguments):
         # In an environment of its own, this Python's NumPy is not a site package of the new one.
         own = [] if sys.prefix == sys.base_prefix else ["--no-deps"]
-        subprocess.run([sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python, "install",
-                        "--quiet", "--no-index", *own, *arguments], check=True, cwd=self.folder)
+        subprocess.run([
+            sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python, "install",
+            "--quiet", "--no-index", *own, *arguments
+        ],
+                       check=True,
+                       cwd=self.folder)
 
     def run(self, code, **more):
         """File of the package, library, and the sum of a result."""
-        kept = {name: value for name, value in os.environ.items() if name not in ("ATTN_LIBRARY", "PYTHONPATH")}
+        kept = {
+            name: value
+            for name, value in os.environ.items() if name not in ("ATTN_LIBRARY", "PYTHONPATH")
+        }
         path = str(pathlib.Path(numpy.__file__).parents[1])
-        answer = subprocess.run([self.python, "-c", code], cwd=self.folder, check=True, capture_output=True, text=True,
+        answer = subprocess.run([self.python, "-c", code],
+                                cwd=self.folder,
+                                check=True,
+                                capture_output=True,
+                                text=True,
                                 env={**kept, "PYTHONPATH": path, **more})
         return answer.stdout.split()
 
@@ -70,7 +82,8 @@ def environment(tmp_path):
 def test_pip_install(environment, library, isolation):
     environment.install(*isolation, "--config-settings", f"library={library}", ROOT)
     file, found, total = environment.run(CODE)
-    assert file.startswith(str(environment.folder)) and found.startswith(str(environment.folder)) and total == "6.0"
+    assert file.startswith(str(environment.folder)) and found.startswith(str(
+        environment.folder)) and total == "6.0"
 
 
 def test_pip_install_without_a_library(environment, library):
@@ -105,7 +118,9 @@ def test_wheel(environment, backend, tmp_path, library):
 
 def test_sdist(environment, backend, tmp_path):
     environment.install("--config-settings", "library=", tmp_path / backend.build_sdist(tmp_path))
-    assert environment.run("import importlib.metadata; print(importlib.metadata.version('attn'))") == [attn.__version__]
+    assert environment.run("import importlib.metadata; print(importlib.metadata.version('attn'))") == [
+        attn.__version__
+    ]
 
 
 def test_no_such_library(backend, tmp_path):

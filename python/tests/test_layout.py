@@ -25,13 +25,17 @@ def c_name(kind):
 
 
 def structs():
-    return [kind for kind in vars(_types).values() if isinstance(kind, type) and issubclass(kind, ctypes.Structure)
-            and "_fields_" in vars(kind) and kind is not _types.Sized]
+    return [
+        kind for kind in vars(_types).values() if isinstance(kind, type)
+        and issubclass(kind, ctypes.Structure) and "_fields_" in vars(kind) and kind is not _types.Sized
+    ]
 
 
 def enumerations():
-    return [kind for kind in vars(_types).values() if isinstance(kind, type) and issubclass(kind, enum.IntEnum)
-            and kind is not enum.IntEnum]
+    return [
+        kind for kind in vars(_types).values()
+        if isinstance(kind, type) and issubclass(kind, enum.IntEnum) and kind is not enum.IntEnum
+    ]
 
 
 def expected():
@@ -56,7 +60,8 @@ def test_structs_and_enumerations(tmp_path):
     assert len(structs()) >= 12 and len(enumerations()) == 6
     lines = [f'    printf("{expression}=%lld\\n", (long long)({expression}));' for expression in expected()]
     source = tmp_path / "layout.c"
-    source.write_text("#include <attn/attn.h>\n#include <stdio.h>\nint main(void)\n{\n" + "\n".join(lines) + "\n}\n")
+    source.write_text("#include <attn/attn.h>\n#include <stdio.h>\nint main(void)\n{\n" + "\n".join(lines) +
+                      "\n}\n")
     subprocess.run([compiler, "-I", HEADER, source, "-o", tmp_path / "layout"], check=True)
     answer = subprocess.run([tmp_path / "layout"], check=True, capture_output=True, text=True).stdout
     found = {name: int(value) for name, value in (line.rsplit("=", 1) for line in answer.splitlines())}
@@ -66,7 +71,7 @@ def test_structs_and_enumerations(tmp_path):
 def test_no_field_is_missing():
     """The header's structs have no field that _types.py lacks, which offsets alone would not tell."""
     for kind in structs():
-        body = re.search(r"typedef struct %s \{(.*?)\} %s;" % ((c_name(kind),) * 2), header(), re.S).group(1)
+        body = re.search(r"typedef struct %s \{(.*?)\} %s;" % ((c_name(kind), ) * 2), header(), re.S).group(1)
         declarations = [re.sub(r"\[[^]]*\]|\([^)]*\)", "", part) for part in body.split(";") if part.strip()]
         names = [re.findall(r"\w+", name)[-1] for part in declarations for name in part.split(",")]
         assert names == [name for name, _ in kind._fields_], c_name(kind)

@@ -14,9 +14,15 @@ PACKAGE = pathlib.Path(attn.__file__).parent
 
 def run(code, path, **environment):
     # ctypes.util.find_library may find an installed libattn by LD_LIBRARY_PATH and pkg-config by its own path
-    clean = {name: value for name, value in os.environ.items()
-             if name not in ("ATTN_LIBRARY", "LD_LIBRARY_PATH", "PKG_CONFIG_PATH", "PYTHONPATH")}
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False,
+    clean = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in ("ATTN_LIBRARY", "LD_LIBRARY_PATH", "PKG_CONFIG_PATH", "PYTHONPATH")
+    }
+    return subprocess.run([sys.executable, "-c", code],
+                          capture_output=True,
+                          text=True,
+                          check=False,
                           env={**clean, "PYTHONPATH": str(path), **environment})
 
 
@@ -44,7 +50,9 @@ def test_beside_the_package_and_by_variable(copy, library):
 
 
 def test_source_tree(tmp_path, library):
-    shutil.copytree(PACKAGE, tmp_path / "python" / "attn", ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
+    shutil.copytree(PACKAGE,
+                    tmp_path / "python" / "attn",
+                    ignore=shutil.ignore_patterns("*.so*", "__pycache__"))
     (tmp_path / "build" / "release").mkdir(parents=True)
     shutil.copy(library, tmp_path / "build" / "release" / "libattn.so")
     answer = run(WHERE, tmp_path / "python")
@@ -54,7 +62,8 @@ def test_source_tree(tmp_path, library):
 def test_pkg_config(copy, library):
     (copy / "lib").mkdir()
     shutil.copy(library, copy / "lib" / "libattn.so")
-    (copy / "attn.pc").write_text(f"libdir={copy}/lib\nName: attn\nDescription: test\nVersion: {attn.version()}\n")
+    (copy / \
+     "attn.pc").write_text(f"libdir={copy}/lib\nName: attn\nDescription: test\nVersion: {attn.version()}\n")
     if shutil.which("pkg-config") is None or "the system's libraries, which have no" not in run(
             "import attn", copy).stderr:
         pytest.skip("no pkg-config, or libattn is installed")
@@ -66,8 +75,8 @@ def test_nowhere(copy):
     if answer.returncode == 0:
         pytest.skip("libattn is installed")
     assert "ImportError: attn: found no libattn.so. Build it" in answer.stderr
-    for place in ("ATTN_LIBRARY, which is not set", f"{copy}/attn/libattn.so, which is not there", "build/release",
-                  "the system's libraries", "pkg-config"):
+    for place in ("ATTN_LIBRARY, which is not set", f"{copy}/attn/libattn.so, which is not there",
+                  "build/release", "the system's libraries", "pkg-config"):
         assert place in answer.stderr
 
 
