@@ -12,8 +12,7 @@ static int64_t tile_q(const attn__shape *shape)
 
 static const char *rejects(const attn__shape *shape)
 {
-    (void)shape;
-    return "is not complete";
+    return shape->backward ? NULL : "is not complete";
 }
 
 static size_t scratch_bytes(const attn__shape *shape)
@@ -35,6 +34,10 @@ const attn__kernel FLASH_ROW = {
     .rejects = rejects,
     .scratch = scratch_bytes,
     .forward = forward,
+    .backward_tile_q = backward_tile_q,
+    .backward_tile_k = backward_tile_k,
+    .backward_scratch = backward_scratch,
+    .backward = backward,
 };
 
 static void probe_dot(const attn__dot *dot)
