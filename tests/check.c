@@ -95,7 +95,7 @@ static double relative_bound(const check_bound *bound)
 
 double check_bound_o(const check_bound *bound)
 {
-    return 2.0 * relative_bound(bound) * bound->value;
+    return (2.0 * relative_bound(bound) + bound->round) * bound->value;
 }
 
 double check_bound_lse(const check_bound *bound, double lse)
@@ -143,7 +143,11 @@ check_bound check_bound_normal(const attn_problem *problem)
     const double dim = (double)problem->dim_qk;
     const double scale = problem->scale == 0.0 ? 1.0 / sqrt(dim) : fabs(problem->scale);
     const int64_t keys = problem->tokens_kv == 0 ? problem->tokens_q : problem->tokens_kv;
-    return (check_bound){scale * (6.0 * sqrt(dim) + 36.0), 6.0, problem->dim_qk, keys};
+    return (check_bound){.score = scale * (6.0 * sqrt(dim) + 36.0),
+                         .value = 6.0,
+                         .round = problem->dtype == ATTN_BF16 ? 0x1p-8 : 0.0,
+                         .dim_qk = problem->dim_qk,
+                         .keys = keys};
 }
 
 /* Whether x is `want` within `bound`, or the same kind of NaN or inf. */

@@ -12,7 +12,8 @@
  * for the quotient.
  *
  *   lse     e = u * ((sqrt(d) + 2) * A + sqrt(n) + 4), and u * |lse| when it is rounded
- *   o       2 * e * max|v|: numerator and denominator
+ *   o       2 * e * max|v|: numerator and denominator; and r * max|v| where a kernel rounds the weights p by
+ *           r = 2^-8, relative, before they meet v: sum p r |v| / sum p
  *
  * Gradients of m query rows, from lse and delta as fp32, L = max|lse|, B a bound for |v.dO| as A is for
  * scores, W = the largest sum of p over the rows that see one key:
@@ -62,12 +63,14 @@ bool check_poisoned(const void *data, size_t bytes);
 typedef struct check_bound {
     double score; /* A above */
     double value; /* max|v| */
+    double round; /* r above, or 0 */
     int64_t dim_qk, keys;
 } check_bound;
 
 double check_bound_o(const check_bound *bound);
 double check_bound_lse(const check_bound *bound, double lse);
-/* A bound for standard normal q, k, v of such a problem; fails one time in about 10^6. */
+/* A bound for standard normal q, k, v of such a problem, whichever kernel computes it; fails one time in
+ * about 10^6. */
 check_bound check_bound_normal(const attn_problem *problem);
 
 /* For gradients. */
