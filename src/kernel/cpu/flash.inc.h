@@ -152,23 +152,9 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
 static void softmax_panel(float *s, int64_t count, float *max, float *sum, float *fade)
 {
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f);
-    vec old0 = vec_load(max), old1 = vec_load(max + VEC_LANES);
+    const vec old0 = vec_load(max), old1 = vec_load(max + VEC_LANES);
     vec max0 = old0, max1 = old1;
-    vec odd0 = old0, odd1 = old1; /* a second pair of chains hides the latency of the maximum */
-    for (int64_t j = 0; j < count / 2; j++) {
-        const float *at = s + 2 * j * PANEL;
-        max0 = vec_max(vec_load(at), max0);
-        max1 = vec_max(vec_load(at + VEC_LANES), max1);
-        odd0 = vec_max(vec_load(at + PANEL), odd0);
-        odd1 = vec_max(vec_load(at + PANEL + VEC_LANES), odd1);
-    }
-    if (count % 2 != 0) {
-        const float *at = s + (count - 1) * PANEL;
-        odd0 = vec_max(vec_load(at), odd0);
-        odd1 = vec_max(vec_load(at + VEC_LANES), odd1);
-    }
-    max0 = vec_max(odd0, max0);
-    max1 = vec_max(odd1, max1);
+    raise_max(s, count, &max0, &max1);
     vec_store(max, max0);
     vec_store(max + VEC_LANES, max1);
 

@@ -106,6 +106,27 @@ static void mask_scores(float *s, const flash_band *band, int64_t position, int6
     }
 }
 
+/* Raises the maximum of each lane by `count` keys; NaN does not count. */
+VEC_INLINE void raise_max(const float *s, int64_t count, vec *max0, vec *max1)
+{
+    vec even0 = *max0, even1 = *max1;
+    vec odd0 = even0, odd1 = even1; /* a second pair of chains hides the latency of the maximum */
+    for (int64_t j = 0; j < count / 2; j++) {
+        const float *at = s + 2 * j * PANEL;
+        even0 = vec_max(vec_load(at), even0);
+        even1 = vec_max(vec_load(at + VEC_LANES), even1);
+        odd0 = vec_max(vec_load(at + PANEL), odd0);
+        odd1 = vec_max(vec_load(at + PANEL + VEC_LANES), odd1);
+    }
+    if (count % 2 != 0) {
+        const float *at = s + (count - 1) * PANEL;
+        odd0 = vec_max(vec_load(at), odd0);
+        odd1 = vec_max(vec_load(at + VEC_LANES), odd1);
+    }
+    *max0 = vec_max(odd0, even0);
+    *max1 = vec_max(odd1, even1);
+}
+
 /* Whether all of v[dim] is finite: x * 0 is 0 then, and NaN otherwise. */
 static bool all_finite(const float *v, int64_t dim)
 {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_dot_backward.inc.h - the gradients of one query tile against a list of key spans, all products in bf16
- * parts; the second half of flash_dot.inc.h, which includes it.
+ * flash_dot_backward.inc.h - the gradients of one query tile against a list of key spans, all products in
+ * bf16 parts; the second half of flash_dot.inc.h, which includes it.
  *
  * METHOD.  As flash_backward.inc.h (Dao et al., arXiv 2205.14135), with the operands laid out for attn__dot:
  *
@@ -17,7 +17,7 @@
  * Scores stay without a factor until they are fp32, and dS gets its factor before it is cut, so that nothing
  * is rounded for a factor's sake.
  *
- * PARTS.  bf16 is its own part, and P and dS are rounded to one: relative errors of 2^-9 a weight.  fp16 is
+ * PARTS.  bf16 is its own part, and P and dS are rounded to one: relative errors of up to 2^-8 each.  fp16 is
  * two parts and fp32 three; P and dS are three then, which keeps 24 bits.  Sums begin at zero for each tile
  * (dQ, one part: go on) and are added to dV and dK as fp32.
  *
@@ -31,31 +31,31 @@ enum {
     BLOCK = PANEL,             /* keys of a block: what is masked as a whole is not computed */
     BACK_Q = 256,              /* queries of a call, at most */
     BACK_K = 128,              /* keys of a tile, at most */
-    QUERY_BYTES = 512 * 1024,  /* packed queries of a call, and their dQ */
+    BACK_BYTES = 512 * 1024,   /* packed queries of a call, and their dQ */
     KEY_BYTES = 128 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024, /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
 typedef struct backward_state {
     const attn__gradient *gradient;
-    int parts;                /* of the inputs */
-    int weight_parts;         /* of P and dS */
-    int64_t panels, lanes;    /* lanes = panels * PANEL */
-    int64_t pad_qk, pad_v;    /* dims, up to a multiple of 32 */
-    int64_t tile_k;           /* keys of a tile, at most: a multiple of BLOCK */
-    bool finite;              /* Q and dO are */
-    uint16_t *qt, *dt;        /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
-    uint16_t *q, *dout;       /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
-    float *dqt;               /* dQ^T: [panel][dim][PANEL] */
-    float *lse, *delta;       /* [lane]; lse as a power of 2 */
-    uint16_t *k, *v;          /* [part][tile_k][dim] */
-    uint16_t *kt;             /* K^T: [part][dim][tile_k] */
-    uint16_t *p, *ds;         /* P^T, dS^T: [part][tile_k][lane] */
-    uint16_t *pairs;          /* dS^T of a panel: [part][tile_k / 2][2 * PANEL] */
-    float *scores, *slopes;   /* S^T, dP^T of a panel: [tile_k][PANEL] */
-    float *sums;              /* a product on its way to fp32 rows: [tile_k or dims][PANEL] */
-    uint16_t *rows;           /* [part][32][dim]: rows before they are turned */
-    float *wide;              /* [4][dims]: q, dO, k, v of one cell */
+    int parts;              /* of the inputs */
+    int weight_parts;       /* of P and dS */
+    int64_t panels, lanes;  /* lanes = panels * PANEL */
+    int64_t pad_qk, pad_v;  /* dims, up to a multiple of 32 */
+    int64_t tile_k;         /* keys of a tile, at most: a multiple of BLOCK */
+    bool finite;            /* Q and dO are */
+    uint16_t *qt, *dt;      /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
+    uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
+    float *dqt;             /* dQ^T: [panel][dim][PANEL] */
+    float *lse, *delta;     /* [lane]; lse as a power of 2 */
+    uint16_t *k, *v;        /* [part][tile_k][dim] */
+    uint16_t *kt;           /* K^T: [part][dim][tile_k] */
+    uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
+    uint16_t *pairs;        /* dS^T of a panel: [part][tile_k / 2][2 * PANEL] */
+    float *scores, *slopes; /* S^T, dP^T of a panel: [tile_k][PANEL] */
+    float *sums;            /* a product on its way to fp32 rows: [tile_k or dims][PANEL] */
+    uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
+    float *wide;            /* [4][dims]: q, dO, k, v of one cell */
 } backward_state;
 
 /* Some keys, their values, and where their gradients go. */
@@ -74,17 +74,12 @@ typedef struct backward_part {
 
 /* ---- sizes ---------------------------------------------------------------------------------------- */
 
-static int64_t pad_dim(int64_t dim)
-{
-    return attn__ceil_div(dim, PAIR_LANES) * PAIR_LANES;
-}
-
 static int64_t backward_tile_q(const attn__shape *shape)
 {
-    const int64_t qk = pad_dim(shape->dim_qk), v = pad_dim(shape->dim_v);
+    const int64_t qk = round_up(shape->dim_qk, KEY_STEP), v = round_up(shape->dim_v, KEY_STEP);
     const int64_t bytes = 4 * (qk + v) * dot_parts_of(shape->dtype) + 4 * qk;
-    const int64_t most = attn__max(1, attn__min(BACK_Q, QUERY_BYTES / bytes) / PANEL) * PANEL;
-    return attn__min(most, attn__ceil_div(shape->rows, PANEL) * PANEL);
+    const int64_t most = attn__max(1, attn__min(BACK_Q, BACK_BYTES / bytes) / PANEL) * PANEL;
+    return attn__min(most, round_up(shape->rows, PANEL));
 }
 
 static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
@@ -96,59 +91,44 @@ static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
 /* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
 static int64_t backward_tile_k(const attn__shape *shape)
 {
-    const int64_t bytes = (int64_t)(sizeof(float) + attn_dtype_size(shape->dtype)) *
-                          (shape->dim_qk + shape->dim_v);
+    const int64_t bytes =
+        (int64_t)(sizeof(float) + attn_dtype_size(shape->dtype)) * (shape->dim_qk + shape->dim_v);
     return attn__max(BACK_K, RANGE_BYTES / bytes / BACK_K * BACK_K);
-}
-
-static uint16_t *take_parts(float *scratch, size_t *used, int parts, int64_t count)
-{
-    return (uint16_t *)(void *)take(scratch, used, attn__ceil_div(parts * count, 2));
 }
 
 static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype dtype, int64_t rows,
                                int64_t dim_qk, int64_t dim_v)
 {
     size_t used = 0;
-    const int parts = dot_parts_of(dtype), weight_parts = parts == 1 ? 1 : DOT_PARTS;
-    const int64_t qk = pad_dim(dim_qk), v = pad_dim(dim_v), keys = backward_keys(qk, v, parts);
+    const int parts = dot_parts_of(dtype), weight_parts = parts == 1 ? 1 : WEIGHT_PARTS;
+    const int64_t qk = round_up(dim_qk, KEY_STEP), v = round_up(dim_v, KEY_STEP),
+                  keys = backward_keys(qk, v, parts);
     state->parts = parts, state->weight_parts = weight_parts;
     state->pad_qk = qk, state->pad_v = v, state->tile_k = keys;
     state->panels = attn__ceil_div(rows, PANEL);
     const int64_t lanes = state->lanes = state->panels * PANEL;
-    state->qt = take_parts(scratch, &used, parts, lanes * qk);
-    state->dt = take_parts(scratch, &used, parts, lanes * v);
-    state->q = take_parts(scratch, &used, parts, lanes * qk);
-    state->dout = take_parts(scratch, &used, parts, lanes * v);
+    state->qt = take_bf16(scratch, &used, parts * lanes * qk);
+    state->dt = take_bf16(scratch, &used, parts * lanes * v);
+    state->q = take_bf16(scratch, &used, parts * lanes * qk);
+    state->dout = take_bf16(scratch, &used, parts * lanes * v);
     state->dqt = take(scratch, &used, lanes * qk);
     state->lse = take(scratch, &used, lanes);
     state->delta = take(scratch, &used, lanes);
-    state->k = take_parts(scratch, &used, parts, keys * qk);
-    state->v = take_parts(scratch, &used, parts, keys * v);
-    state->kt = take_parts(scratch, &used, parts, keys * qk);
-    state->p = take_parts(scratch, &used, weight_parts, keys * lanes);
-    state->ds = take_parts(scratch, &used, weight_parts, keys * lanes);
-    state->pairs = take_parts(scratch, &used, weight_parts, keys * PANEL);
+    state->k = take_bf16(scratch, &used, parts * keys * qk);
+    state->v = take_bf16(scratch, &used, parts * keys * v);
+    state->kt = take_bf16(scratch, &used, parts * keys * qk);
+    state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->pairs = take_bf16(scratch, &used, weight_parts * keys * PANEL);
     state->scores = take(scratch, &used, keys * PANEL);
     state->slopes = take(scratch, &used, keys * PANEL);
     state->sums = take(scratch, &used, attn__max(keys, qk) * PANEL);
-    state->rows = take_parts(scratch, &used, parts, PANEL * attn__max(qk, v));
+    state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
     state->wide = take(scratch, &used, 2 * (qk + v));
     return used;
 }
 
 /* ---- packing -------------------------------------------------------------------------------------- */
-
-/* Whether every one of `count` bf16 is finite: count % 32 = 0. */
-static bool finite_parts(const uint16_t *x, int64_t count)
-{
-    const __m512i top = _mm512_set1_epi16(0x7f80);
-    __mmask32 found = 0;
-    for (int64_t i = 0; i < count; i += PAIR_LANES) {
-        found |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(x + i), top), top);
-    }
-    return found == 0;
-}
 
 /* `real` rows of an input as rows of A, `pad` long; those up to `rows` are 0. */
 static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64_t dim, int64_t pad,
@@ -198,11 +178,11 @@ static bool pack_panel(const backward_state *state, int64_t panel, const attn__r
         }
     }
     turn_panel(state, panel, transposed, strips, pad);
-    return finite_parts(state->rows, PANEL * pad);
+    return finite_row(state->rows, PANEL * pad);
 }
 
 /* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
-static void pack_queries(backward_state *state)
+static void pack_inputs(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
     const attn__rows q = {g->q, g->dtype, g->q_token, g->q_dim};
@@ -241,11 +221,11 @@ static void turn_keys(const backward_state *state, int64_t rows)
 }
 
 /* K, V and K^T of a tile; whether they are finite. */
-static bool pack_keys(const backward_state *state, const backward_tile *tile)
+static bool pack_tile(const backward_state *state, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const attn__gradient_span *span = tile->span;
-    const int64_t rows = attn__ceil_div(tile->count, BLOCK) * BLOCK, keys = state->tile_k;
+    const int64_t rows = round_up(tile->count, BLOCK), keys = state->tile_k;
     const attn__rows k = {attn__element(span->k, g->dtype, tile->skip * span->k_token), g->dtype,
                           span->k_token, span->k_dim};
     const attn__rows v = {attn__element(span->v, g->dtype, tile->skip * span->v_token), g->dtype,
@@ -253,7 +233,7 @@ static bool pack_keys(const backward_state *state, const backward_tile *tile)
     pack_rows(state->k, keys * state->pad_qk, &k, g->dim_qk, state->pad_qk, tile->count, rows, state->wide);
     pack_rows(state->v, keys * state->pad_v, &v, g->dim_v, state->pad_v, tile->count, rows, state->wide);
     turn_keys(state, rows);
-    return finite_parts(state->k, rows * state->pad_qk) && finite_parts(state->v, rows * state->pad_v);
+    return finite_row(state->k, rows * state->pad_qk) && finite_row(state->v, rows * state->pad_v);
 }
 
 /* ---- P and dS ------------------------------------------------------------------------------------- */
@@ -265,8 +245,8 @@ typedef struct backward_lanes {
 
 /* One vector: scores become weights, dP becomes scale * dS.  The minimum cuts off what rounding says beyond
  * P = 1; it lets a NaN through. */
-VEC_INLINE void weigh(const backward_lanes *lanes, int half, const float *scores, const float *slopes,
-                      vec *weight, vec *slope)
+VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *scores, const float *slopes,
+                           vec *weight, vec *slope)
 {
     const vec power = vec_fma(vec_load(scores), lanes->factor, vec_sub(vec_set(0.0f), lanes->lse[half]));
     *weight = flash_exp2(vec_min(vec_set(0.0f), power));
@@ -276,16 +256,15 @@ VEC_INLINE void weigh(const backward_lanes *lanes, int half, const float *scores
 /* The parts of 32 fp32 as a row of A. */
 VEC_INLINE void store_row(const int parts, uint16_t *a, int64_t a_part, vec x, vec y)
 {
-    const __m512i odd =
-        _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31, 29, 27, 25, 23,
-                         21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
+                                         29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     if (parts == 1) {
         _mm512_storeu_si512(a, (__m512i)_mm512_cvtne2ps_pbh(y, x));
         return;
     }
     for (int i = 0; i < parts; i++) {
-        _mm512_storeu_si512(
-            a + i * a_part, _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y)));
+        _mm512_storeu_si512(a + i * a_part,
+                            _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y)));
         x = vec_sub(x, dot_upper(x));
         y = vec_sub(y, dot_upper(y));
     }
@@ -305,8 +284,8 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t lane = half * VEC_LANES;
-            weigh(lanes, half, state->scores + at + lane, state->slopes + at + lane, &weight[half],
-                  &slope[i][half]);
+            weigh_back(lanes, half, state->scores + at + lane, state->slopes + at + lane, &weight[half],
+                       &slope[i][half]);
             if (masked) {
                 const vec_mask seen =
                     j + i < part->to ? visible(&part->band, position + j + i, lane) : vec_between(0, 0);
@@ -321,7 +300,7 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     dot_store_pairs(parts, state->pairs + j * PANEL + PAIR_LANES, keys * PANEL, slope[0][1], slope[1][1]);
 }
 
-VEC_INLINE void weigh_parts(const int parts, const backward_state *state, const backward_part *part,
+VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_part *part,
                             int64_t panel, int64_t position)
 {
     const attn__gradient *g = state->gradient;
@@ -349,7 +328,7 @@ static backward_part part_of(const backward_state *state, int64_t panel, const b
     part.whole_from = attn__min(part.to, attn__max(part.from, last + g->lo - tile->first));
     part.whole_to = attn__max(part.whole_from, attn__min(part.to, row + g->hi + 1 - tile->first));
     part.begin = part.from / BLOCK * BLOCK;
-    part.end = part.from == part.to ? part.begin : attn__ceil_div(part.to, BLOCK) * BLOCK;
+    part.end = part.from == part.to ? part.begin : round_up(part.to, BLOCK);
     return part;
 }
 
@@ -380,9 +359,9 @@ static void add_panel(const backward_state *state, int64_t panel, const backward
     dot.c = state->slopes + part.begin * PANEL, dot.depth = v;
     dot_product(&dot);
     if (state->weight_parts == 1) {
-        weigh_parts(1, state, &part, panel, tile->first);
+        weigh_panel(1, state, &part, panel, tile->first);
     } else {
-        weigh_parts(DOT_PARTS, state, &part, panel, tile->first);
+        weigh_panel(WEIGHT_PARTS, state, &part, panel, tile->first);
     }
     if (state->gradient->dq == NULL) {
         return;
@@ -473,7 +452,7 @@ static const float *wide_row(float *to, const void *data, attn_dtype dtype, int6
                              int64_t stride, int64_t dim)
 {
     widen(to, data, index * token, dtype, stride, dim);
-    memset(to + dim, 0, sizeof *to * (size_t)(attn__ceil_div(dim, VEC_LANES) * VEC_LANES - dim));
+    memset(to + dim, 0, sizeof *to * (size_t)(round_up(dim, VEC_LANES) - dim));
     return to;
 }
 
@@ -517,7 +496,7 @@ static void add_cell(const backward_state *state, const backward_tile *tile, int
     vec weight, ds;
     vec_store(scores, vec_set(score));
     vec_store(slopes, vec_set(slope));
-    weigh(&lanes, 0, scores, slopes, &weight, &ds);
+    weigh_back(&lanes, 0, scores, slopes, &weight, &ds);
     vec_store(scores, weight);
     vec_store(slopes, ds);
     if (tile->dv != NULL) {
@@ -537,8 +516,7 @@ static void add_cells(const backward_state *state, const backward_tile *tile)
     const attn__gradient_span *span = tile->span;
     for (int64_t j = 0; j < tile->count; j++) {
         const int64_t apart = tile->first + j - g->first, row = tile->skip + j;
-        const float *k =
-            wide_row(state->wide, span->k, g->dtype, row, span->k_token, span->k_dim, g->dim_qk);
+        const float *k = wide_row(state->wide, span->k, g->dtype, row, span->k_token, span->k_dim, g->dim_qk);
         const float *v = wide_row(state->wide + state->pad_qk, span->v, g->dtype, row, span->v_token,
                                   span->v_dim, g->dim_v);
         for (int64_t i = attn__max(0, apart - g->hi); i < attn__min(g->count, apart - g->lo + 1); i++) {
@@ -574,7 +552,7 @@ static void add_tile(const backward_state *state, const attn__gradient_span *spa
                                 .skip = skip,
                                 .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
                                 .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token};
-    if (!pack_keys(state, &tile) || !state->finite) {
+    if (!pack_tile(state, &tile) || !state->finite) {
         add_cells(state, &tile);
         return;
     }
@@ -590,7 +568,7 @@ static void backward(const attn__gradient *gradient, void *scratch)
     backward_state state = {.gradient = g};
     backward_lay_out(&state, scratch, g->dtype, g->count, g->dim_qk, g->dim_v);
     dot_begin();
-    pack_queries(&state);
+    pack_inputs(&state);
     for (int64_t s = 0; s < g->span_count; s++) {
         const attn__gradient_span *span = &g->spans[s];
         int64_t first = attn__max(span->first, g->first + g->lo);
@@ -606,6 +584,6 @@ static void backward(const attn__gradient *gradient, void *scratch)
 static size_t backward_scratch(const attn__shape *shape)
 {
     backward_state state;
-    return sizeof(float) * backward_lay_out(&state, NULL, shape->dtype, backward_tile_q(shape), shape->dim_qk,
-                                            shape->dim_v);
+    return sizeof(float) *
+           backward_lay_out(&state, NULL, shape->dtype, backward_tile_q(shape), shape->dim_qk, shape->dim_v);
 }
