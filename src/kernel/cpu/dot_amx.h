@@ -35,19 +35,59 @@ static void dot_end(void)
     _tile_release();
 }
 
-/* One step of 32 along the depth: C, 16 * m rows by 32, in tiles 0 to 3. */
-VEC_INLINE void dot_step(const int m, const attn__dot *dot, const uint16_t *a, const uint16_t *b)
+/* Tiles 4 and 5 from A, tiles 6 and 7 from B, at one step of 32 along the depth. */
+VEC_INLINE void dot_load_a(const int m, const attn__dot *dot, const uint16_t *a)
 {
-    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
-    _tile_loadd(6, b, b_row);
-    _tile_loadd(4, a, a_row);
-    _tile_loadd(7, b + TILE_DEPTH, b_row);
+    const size_t row = sizeof *a * (size_t)dot->a_row;
+    _tile_loadd(4, a, row);
+    if (m == 2) {
+        _tile_loadd(5, a + TILE_ROWS * dot->a_row, row);
+    }
+}
+
+VEC_INLINE void dot_load_b(const attn__dot *dot, const uint16_t *b)
+{
+    const size_t row = sizeof *b * (size_t)dot->b_row;
+    _tile_loadd(6, b, row);
+    _tile_loadd(7, b + TILE_DEPTH, row);
+}
+
+/* C, 16 * m rows by 32, in tiles 0 to 3. */
+VEC_INLINE void dot_multiply(const int m)
+{
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (m == 2) {
-        _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+/* The pairs of parts (0, 2), (0, 1), (1, 1), (1, 0), (2, 0), as far as they exist: each needs one new
+ * operand. */
+VEC_INLINE void dot_small(const int m, const attn__dot *dot, const uint16_t *a, const uint16_t *b)
+{
+    const int64_t a_part = dot->a_part, b_part = dot->b_part;
+    dot_load_a(m, dot, a);
+    if (dot->b_parts > 2) {
+        dot_load_b(dot, b + 2 * b_part);
+        dot_multiply(m);
+    }
+    if (dot->b_parts > 1) {
+        dot_load_b(dot, b + b_part);
+        dot_multiply(m);
+    }
+    if (dot->a_parts > 1) {
+        dot_load_a(m, dot, a + a_part);
+        if (dot->b_parts > 1) {
+            dot_multiply(m);
+        }
+        dot_load_b(dot, b);
+        dot_multiply(m);
+    }
+    if (dot->a_parts > 2) {
+        dot_load_a(m, dot, a + 2 * a_part);
+        dot_multiply(m);
     }
 }
 
@@ -84,13 +124,13 @@ VEC_INLINE void dot_store(const int m, const attn__dot *dot, float *c)
 VEC_INLINE void dot_tiles(const int m, const attn__dot *dot, const uint16_t *a, const uint16_t *b, float *c)
 {
     dot_load(m, dot, c);
-    for (int sum = DOT_PARTS - 1; sum >= 0; sum--) {
-        for (int i = sum < dot->b_parts ? 0 : sum - dot->b_parts + 1; i <= sum && i < dot->a_parts; i++) {
-            const uint16_t *a_at = a + i * dot->a_part, *b_at = b + (sum - i) * dot->b_part;
-            for (int64_t k = 0; k < dot->depth; k += TILE_DEPTH) {
-                dot_step(m, dot, a_at + k, b_at + k / 2 * dot->b_row);
-            }
-        }
+    for (int64_t k = 0; k < dot->depth && (dot->a_parts > 1 || dot->b_parts > 1); k += TILE_DEPTH) {
+        dot_small(m, dot, a + k, b + k / 2 * dot->b_row);
+    }
+    for (int64_t k = 0; k < dot->depth; k += TILE_DEPTH) {
+        dot_load_a(m, dot, a + k);
+        dot_load_b(dot, b + k / 2 * dot->b_row);
+        dot_multiply(m);
     }
     dot_store(m, dot, c);
 }

@@ -253,21 +253,31 @@ VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *s
     *slope = vec_mul(vec_mul(*weight, lanes->scale), vec_sub(vec_load(slopes), lanes->delta[half]));
 }
 
-/* The parts of 32 fp32 as a row of A. */
-VEC_INLINE void store_row(const int parts, uint16_t *a, int64_t a_part, vec x, vec y)
+/* The parts of 32 fp32 as rows of A. */
+VEC_INLINE void cut_row(const int parts, __m512i *row, vec x, vec y)
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
                                          29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     if (parts == 1) {
-        _mm512_storeu_si512(a, (__m512i)_mm512_cvtne2ps_pbh(y, x));
+        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
         return;
     }
+    FLASH_UNROLL
     for (int i = 0; i < parts; i++) {
-        _mm512_storeu_si512(a + i * a_part,
-                            _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y)));
+        row[i] = _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
         x = vec_sub(x, dot_upper(x));
         y = vec_sub(y, dot_upper(y));
     }
+}
+
+/* Rows x and y of A as a row of B. */
+VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
+{
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(VEC_LANES));
+    _mm512_storeu_si512(b, _mm512_permutex2var_epi16(x, low, y));
+    _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
 /* Keys j and j + 1 of a panel; all lanes see them, or `masked`. */
@@ -276,28 +286,35 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
                            int64_t position, int64_t j)
 {
     const int64_t keys = state->tile_k, a_part = keys * state->lanes;
-    vec slope[2][2];
+    __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
         const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + panel * PANEL;
-        vec weight[2];
+        vec weight[2], slope[2];
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t lane = half * VEC_LANES;
             weigh_back(lanes, half, state->scores + at + lane, state->slopes + at + lane, &weight[half],
-                       &slope[i][half]);
+                       &slope[half]);
             if (masked) {
                 const vec_mask seen =
                     j + i < part->to ? visible(&part->band, position + j + i, lane) : vec_between(0, 0);
                 weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
-                slope[i][half] = vec_select(seen, slope[i][half], vec_set(0.0f));
+                slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
             }
         }
-        store_row(parts, state->p + to, a_part, weight[0], weight[1]);
-        store_row(parts, state->ds + to, a_part, slope[i][0], slope[i][1]);
+        cut_row(parts, p, weight[0], weight[1]);
+        cut_row(parts, ds[i], slope[0], slope[1]);
+        FLASH_UNROLL
+        for (int n = 0; n < parts; n++) {
+            _mm512_storeu_si512(state->p + n * a_part + to, p[n]);
+            _mm512_storeu_si512(state->ds + n * a_part + to, ds[i][n]);
+        }
     }
-    dot_store_pairs(parts, state->pairs + j * PANEL, keys * PANEL, slope[0][0], slope[1][0]);
-    dot_store_pairs(parts, state->pairs + j * PANEL + PAIR_LANES, keys * PANEL, slope[0][1], slope[1][1]);
+    FLASH_UNROLL
+    for (int n = 0; n < parts; n++) {
+        store_pairs(state->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
+    }
 }
 
 VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_part *part,
@@ -332,15 +349,11 @@ static backward_part part_of(const backward_state *state, int64_t panel, const b
     return part;
 }
 
-/* P^T and dS^T of one panel and one tile, and what they add to dQ^T. */
-static void add_panel(const backward_state *state, int64_t panel, const backward_tile *tile)
+/* S^T and dP^T of one panel and one tile. */
+static void make_scores(const backward_state *state, int64_t panel, const backward_part *part)
 {
-    const backward_part part = part_of(state, panel, tile);
-    const int64_t keys = state->tile_k, qk = state->pad_qk, v = state->pad_v, rows = part.end - part.begin;
-    if (rows == 0) {
-        return;
-    }
-    attn__dot dot = {.a = state->k + part.begin * qk,
+    const int64_t keys = state->tile_k, qk = state->pad_qk, v = state->pad_v;
+    attn__dot dot = {.a = state->k + part->begin * qk,
                      .a_row = qk,
                      .a_part = keys * qk,
                      .a_parts = state->parts,
@@ -348,32 +361,63 @@ static void add_panel(const backward_state *state, int64_t panel, const backward
                      .b_row = PAIR * PANEL,
                      .b_part = qk * PANEL,
                      .b_parts = state->parts,
-                     .c = state->scores + part.begin * PANEL,
+                     .c = state->scores + part->begin * PANEL,
                      .c_row = PANEL,
-                     .rows = rows,
+                     .rows = part->end - part->begin,
                      .cols = PANEL,
                      .depth = qk};
     dot_product(&dot);
-    dot.a = state->v + part.begin * v, dot.a_row = v, dot.a_part = keys * v;
+    dot.a = state->v + part->begin * v, dot.a_row = v, dot.a_part = keys * v;
     dot.b = state->dt + panel * state->parts * v * PANEL, dot.b_part = v * PANEL;
-    dot.c = state->slopes + part.begin * PANEL, dot.depth = v;
+    dot.c = state->slopes + part->begin * PANEL, dot.depth = v;
     dot_product(&dot);
-    if (state->weight_parts == 1) {
-        weigh_panel(1, state, &part, panel, tile->first);
-    } else {
-        weigh_panel(WEIGHT_PARTS, state, &part, panel, tile->first);
-    }
-    if (state->gradient->dq == NULL) {
-        return;
-    }
+}
+
+/* dQ^T of one panel takes in one tile. */
+static void add_queries(const backward_state *state, int64_t panel, const backward_part *part)
+{
+    const int64_t keys = state->tile_k, qk = state->pad_qk;
     float *dqt = state->dqt + panel * qk * PANEL;
-    dot.a = state->kt + part.begin, dot.a_row = keys, dot.a_part = keys * qk, dot.rows = qk;
-    dot.b = state->pairs + part.begin * PANEL, dot.b_part = keys * PANEL, dot.b_parts = state->weight_parts;
-    dot.add = state->weight_parts == 1;
-    dot.c = dot.add ? dqt : state->sums, dot.depth = rows;
+    const bool add = state->weight_parts == 1;
+    const attn__dot dot = {.a = state->kt + part->begin,
+                           .a_row = keys,
+                           .a_part = keys * qk,
+                           .a_parts = state->parts,
+                           .b = state->pairs + part->begin * PANEL,
+                           .b_row = PAIR * PANEL,
+                           .b_part = keys * PANEL,
+                           .b_parts = state->weight_parts,
+                           .c = add ? dqt : state->sums,
+                           .c_row = PANEL,
+                           .rows = qk,
+                           .cols = PANEL,
+                           .depth = part->end - part->begin,
+                           .add = add};
     dot_product(&dot);
-    for (int64_t i = 0; i < qk * PANEL && !dot.add; i += VEC_LANES) {
+    for (int64_t i = 0; i < qk * PANEL && !add; i += VEC_LANES) {
         vec_store(dqt + i, vec_add(vec_load(dqt + i), vec_load(state->sums + i)));
+    }
+}
+
+/* P^T and dS^T of all panels and one tile, and what they add to dQ^T.  What a product reads has been stored
+ * one step before the step before: the stores are done by then. */
+static void add_panels(const backward_state *state, const backward_tile *tile)
+{
+    backward_part part = part_of(state, 0, tile), next = part;
+    make_scores(state, 0, &part);
+    for (int64_t panel = 0; panel < state->panels; panel++, part = next) {
+        if (state->weight_parts == 1) {
+            weigh_panel(1, state, &part, panel, tile->first);
+        } else {
+            weigh_panel(WEIGHT_PARTS, state, &part, panel, tile->first);
+        }
+        if (panel + 1 < state->panels) {
+            next = part_of(state, panel + 1, tile);
+            make_scores(state, panel + 1, &next);
+        }
+        if (state->gradient->dq != NULL) {
+            add_queries(state, panel, &part);
+        }
     }
 }
 
@@ -556,9 +600,7 @@ static void add_tile(const backward_state *state, const attn__gradient_span *spa
         add_cells(state, &tile);
         return;
     }
-    for (int64_t panel = 0; panel < state->panels; panel++) {
-        add_panel(state, panel, &tile);
-    }
+    add_panels(state, &tile);
     add_products(state, &tile);
 }
 
