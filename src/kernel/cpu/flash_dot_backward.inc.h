@@ -31,8 +31,8 @@ enum {
     BLOCK = PANEL,             /* keys of a block: what is masked as a whole is not computed */
     BACK_Q = 256,              /* queries of a call, at most */
     BACK_K = 128,              /* keys of a tile, at most */
-    BACK_BYTES = 512 * 1024,   /* packed queries of a call, and their dQ */
-    KEY_BYTES = 128 * 1024,    /* packed keys of a tile */
+    BACK_BYTES = 1024 * 1024,  /* packed queries of a call, and their dQ */
+    KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024, /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
