@@ -18,7 +18,7 @@
 
 enum { DOT_PARTS = 3, TILE_ROWS = 16, TILE_DEPTH = 32 };
 
-/* Tile loads are unknown to some compilers as readers of memory: what they read must be there. */
+/* Some compilers do not know that tile loads read memory: what they read must be there. */
 #define DOT_FENCE() __asm__ volatile("" ::: "memory")
 
 /* Eight tiles of 16 rows of 64 bytes.  Each call of a kernel sets them, since others use tiles too. */
@@ -35,23 +35,45 @@ static void dot_end(void)
     _tile_release();
 }
 
-/* One step of 32 along the depth: C, 16 * m rows by 32, in tiles 0 to 3. */
-VEC_INLINE void dot_step(const int m, const attn__dot *dot, const uint16_t *a, const uint16_t *b)
+/* How far a product has come: the next step is 32 deep, for up to 2 x 2 tiles of C. */
+typedef struct dot_cursor {
+    const attn__dot *dot;
+    int64_t row, col, k; /* row >= dot->rows: done */
+    int i, sum;          /* parts i of A and sum - i of B */
+} dot_cursor;
+
+static int dot_first_sum(const attn__dot *dot)
 {
-    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
-    _tile_loadd(6, b, b_row);
-    _tile_loadd(4, a, a_row);
-    _tile_loadd(7, b + TILE_DEPTH, b_row);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    if (m == 2) {
-        _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
-    }
+    const int sum = dot->a_parts + dot->b_parts - 2;
+    return sum < DOT_PARTS ? sum : DOT_PARTS - 1;
 }
 
-VEC_INLINE void dot_load(const int m, const attn__dot *dot, const float *c)
+static int dot_first_part(const attn__dot *dot, int sum)
+{
+    return sum < dot->b_parts ? 0 : sum - dot->b_parts + 1;
+}
+
+static dot_cursor dot_start(const attn__dot *dot)
+{
+    const int sum = dot_first_sum(dot);
+    return (dot_cursor){.dot = dot, .i = dot_first_part(dot, sum), .sum = sum};
+}
+
+/* The steps of a product. */
+static int64_t dot_steps(const attn__dot *dot)
+{
+    int64_t pairs = 0;
+    for (int sum = dot_first_sum(dot); sum >= 0; sum--) {
+        for (int i = dot_first_part(dot, sum); i <= sum && i < dot->a_parts; i++) {
+            pairs++;
+        }
+    }
+    return pairs * attn__ceil_div(dot->rows, 2 * TILE_ROWS) * (dot->cols / (2 * TILE_ROWS)) *
+           (dot->depth / TILE_DEPTH);
+}
+
+/* C, one or two rows of tiles, from memory to tiles 0 to 3, or zeros. */
+VEC_INLINE void dot_load(const attn__dot *dot, const float *c, bool two)
 {
     const size_t row = sizeof *c * (size_t)dot->c_row;
     if (!dot->add) {
@@ -63,52 +85,89 @@ VEC_INLINE void dot_load(const int m, const attn__dot *dot, const float *c)
     }
     _tile_loadd(0, c, row);
     _tile_loadd(1, c + TILE_ROWS, row);
-    if (m == 2) {
+    if (two) {
         _tile_loadd(2, c + TILE_ROWS * dot->c_row, row);
         _tile_loadd(3, c + TILE_ROWS * dot->c_row + TILE_ROWS, row);
     }
 }
 
-VEC_INLINE void dot_store(const int m, const attn__dot *dot, float *c)
+VEC_INLINE void dot_store(const attn__dot *dot, float *c, bool two)
 {
     const size_t row = sizeof *c * (size_t)dot->c_row;
     _tile_stored(0, c, row);
     _tile_stored(1, c + TILE_ROWS, row);
-    if (m == 2) {
+    if (two) {
         _tile_stored(2, c + TILE_ROWS * dot->c_row, row);
         _tile_stored(3, c + TILE_ROWS * dot->c_row + TILE_ROWS, row);
     }
 }
 
-/* 16 * m rows by 32 of C, whole depth */
-VEC_INLINE void dot_tiles(const int m, const attn__dot *dot, const uint16_t *a, const uint16_t *b, float *c)
+VEC_INLINE void dot_multiply(const attn__dot *dot, const uint16_t *a, const uint16_t *b, bool two)
 {
-    dot_load(m, dot, c);
-    for (int sum = DOT_PARTS - 1; sum >= 0; sum--) {
-        for (int i = sum < dot->b_parts ? 0 : sum - dot->b_parts + 1; i <= sum && i < dot->a_parts; i++) {
-            const uint16_t *a_at = a + i * dot->a_part, *b_at = b + (sum - i) * dot->b_part;
-            for (int64_t k = 0; k < dot->depth; k += TILE_DEPTH) {
-                dot_step(m, dot, a_at + k, b_at + k / 2 * dot->b_row);
-            }
+    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
+    _tile_loadd(6, b, b_row);
+    _tile_loadd(4, a, a_row);
+    _tile_loadd(7, b + TILE_DEPTH, b_row);
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (two) {
+        _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+        _tile_dpbf16ps(2, 5, 6);
+        _tile_dpbf16ps(3, 5, 7);
+    }
+}
+
+/* One step; false if there was none left.  Whoever takes single steps leaves tiles 0 to 3 alone between them
+ * and sees to it that what a step reads has been written. */
+VEC_INLINE bool dot_step(dot_cursor *at)
+{
+    const attn__dot *dot = at->dot;
+    if (at->row >= dot->rows) {
+        return false;
+    }
+    const bool two = dot->rows - at->row > TILE_ROWS;
+    float *c = dot->c + at->row * dot->c_row + at->col;
+    if (at->k == 0 && at->sum == dot_first_sum(dot) && at->i == dot_first_part(dot, at->sum)) {
+        dot_load(dot, c, two);
+    }
+    dot_multiply(dot, dot->a + at->i * dot->a_part + at->row * dot->a_row + at->k,
+                 dot->b + (at->sum - at->i) * dot->b_part + at->k / 2 * dot->b_row + 2 * at->col, two);
+    at->k += TILE_DEPTH;
+    if (at->k < dot->depth) {
+        return true;
+    }
+    at->k = 0;
+    at->i++;
+    if (at->i <= at->sum && at->i < dot->a_parts) {
+        return true;
+    }
+    at->sum--;
+    if (at->sum < 0) {
+        dot_store(dot, c, two);
+        at->sum = dot_first_sum(dot);
+        at->col += 2 * TILE_ROWS;
+        if (at->col >= dot->cols) {
+            at->col = 0;
+            at->row += 2 * TILE_ROWS;
         }
     }
-    dot_store(m, dot, c);
+    at->i = dot_first_part(dot, at->sum);
+    return true;
+}
+
+/* What is left of a product. */
+static void dot_finish(dot_cursor *at)
+{
+    DOT_FENCE();
+    while (dot_step(at)) {
+    }
+    DOT_FENCE();
 }
 
 static void dot_product(const attn__dot *dot)
 {
-    DOT_FENCE();
-    for (int64_t col = 0; col < dot->cols; col += 2 * TILE_ROWS) {
-        const uint16_t *b = dot->b + 2 * col;
-        int64_t row = 0;
-        for (; row + 2 * TILE_ROWS <= dot->rows; row += 2 * TILE_ROWS) {
-            dot_tiles(2, dot, dot->a + row * dot->a_row, b, dot->c + row * dot->c_row + col);
-        }
-        if (row < dot->rows) {
-            dot_tiles(1, dot, dot->a + row * dot->a_row, b, dot->c + row * dot->c_row + col);
-        }
-    }
-    DOT_FENCE();
+    dot_cursor at = dot_start(dot);
+    dot_finish(&at);
 }
 
 static int64_t probe_dot_peak(int64_t rounds, float *sink)
