@@ -65,13 +65,51 @@ static void dot_rows(const attn__dot *dot, const uint16_t *a, const uint16_t *b,
     }
 }
 
+/* How far a product has come: a step is 8 rows by 2 vectors. */
+typedef struct dot_cursor {
+    const attn__dot *dot;
+    int64_t row, col; /* row >= dot->rows: done */
+} dot_cursor;
+
+static dot_cursor dot_start(const attn__dot *dot)
+{
+    return (dot_cursor){.dot = dot};
+}
+
+/* The steps of a product. */
+static int64_t dot_steps(const attn__dot *dot)
+{
+    return dot->rows / DOT_ROWS * (dot->cols / (2 * VEC_LANES));
+}
+
+/* One step; false if there was none left. */
+static bool dot_step(dot_cursor *at)
+{
+    const attn__dot *dot = at->dot;
+    if (at->row >= dot->rows) {
+        return false;
+    }
+    dot_rows(dot, dot->a + at->row * dot->a_row, dot->b + 2 * at->col,
+             dot->c + at->row * dot->c_row + at->col);
+    at->col += 2 * VEC_LANES;
+    if (at->col >= dot->cols) {
+        at->col = 0;
+        at->row += DOT_ROWS;
+    }
+    return true;
+}
+
+/* What is left of a product. */
+static void dot_finish(dot_cursor *at)
+{
+    while (dot_step(at)) {
+    }
+}
+
 static void dot_product(const attn__dot *dot)
 {
-    for (int64_t col = 0; col < dot->cols; col += 2 * VEC_LANES) {
-        for (int64_t row = 0; row < dot->rows; row += DOT_ROWS) {
-            dot_rows(dot, dot->a + row * dot->a_row, dot->b + 2 * col, dot->c + row * dot->c_row + col);
-        }
-    }
+    dot_cursor at = dot_start(dot);
+    dot_finish(&at);
 }
 
 static int64_t probe_dot_peak(int64_t rounds, float *sink)

@@ -415,7 +415,7 @@ static void add_panels(const backward_state *state, const backward_tile *tile)
             next = part_of(state, panel + 1, tile);
             make_scores(state, panel + 1, &next);
         }
-        if (state->gradient->dq != NULL) {
+        if (state->gradient->dq != NULL && part.begin < part.end) {
             add_queries(state, panel, &part);
         }
     }
