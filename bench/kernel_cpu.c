@@ -3,16 +3,16 @@
  * kernel_cpu.c - speed of the CPU kernels alone, one thread, beside what the same core can do at most.
  *
  *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--heads H] [--backward]
- *                [--range KEYS]
+ *                [--range KEYS] [--dtype NAME] [--dim D]
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
- * else. Each case runs a whole head, n queries against n keys, again and again for S seconds; the best run
- * counts, since on a machine that does other work everything else is noise from above.  Peak and case
- * alternate, so that both see the same clock.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the
- * heads out as [n, h, d], so that tokens lie H * d elements apart.  --backward times the gradients instead:
- * 2.5 times the FLOPs, all queries against one range of keys after the other (--range, or what the kernel
- * likes best), so that K, V, dK and dV of a range stay in the caches; lse and delta are those that a softmax
- * over n random keys would about have.
+ * else, or products of bf16 tiles or pairs where the kernel uses these. Each case runs a whole head, n
+ * queries against n keys, again and again for S seconds; the best run counts, since on a machine that does
+ * other work everything else is noise from above.  Peak and case alternate, so that both see the same clock.
+ * FLOPs = 4 * n * n * d, half if causal.  --heads H lays the heads out as [n, h, d], so that tokens lie H * d
+ * elements apart.  --backward times the gradients instead: 2.5 times the FLOPs, all queries against one range
+ * of keys after the other (--range, or what the kernel likes best), so that K, V, dK and dV of a range stay
+ * in the caches; lse and delta are those that a softmax over n random keys would about have.
  */
 #include <math.h>
 #include <stdio.h>
@@ -24,7 +24,8 @@
 typedef struct bench_options {
     int64_t tokens, heads, range;
     double seconds;
-    const char *kernel;
+    const char *kernel, *dtype; /* NULL: all */
+    int64_t dim;                /* 0: all */
     bool backward;
 } bench_options;
 
@@ -35,9 +36,10 @@ typedef struct bench_case {
 } bench_case;
 
 static const bench_case cases[] = {
-    {ATTN_F32, 64, false},  {ATTN_F32, 64, true},   {ATTN_F32, 128, false}, {ATTN_F32, 128, true},
-    {ATTN_F32, 256, false}, {ATTN_F32, 512, false}, {ATTN_F32, 80, false},  {ATTN_F32, 96, false},
-    {ATTN_F32, 72, true},   {ATTN_F16, 128, false}, {ATTN_BF16, 128, true},
+    {ATTN_F32, 64, false},  {ATTN_F32, 64, true},    {ATTN_F32, 128, false}, {ATTN_F32, 128, true},
+    {ATTN_F32, 256, false}, {ATTN_F32, 512, false},  {ATTN_F32, 80, false},  {ATTN_F32, 96, false},
+    {ATTN_F32, 72, true},   {ATTN_F16, 64, false},   {ATTN_F16, 128, false}, {ATTN_BF16, 64, false},
+    {ATTN_BF16, 64, true},  {ATTN_BF16, 128, false}, {ATTN_BF16, 128, true},
 };
 
 /* Uniform in [-1, 1); any cheap generator will do for timing. */
@@ -68,7 +70,7 @@ static double peak_flops(const attn__probe *probe)
 {
     float sink;
     double start = attn__now();
-    int64_t flops = probe->peak(1 << 14, &sink);
+    int64_t flops = probe->dot_peak != NULL ? probe->dot_peak(1 << 12, &sink) : probe->peak(1 << 14, &sink);
     double elapsed = attn__now() - start;
     return isnan(sink) ? 0.0 : (double)flops / elapsed;
 }
@@ -218,6 +220,11 @@ static void bench(const attn__kernel *kernel, const attn__probe *probe, const be
     const bool back = options->backward;
     const attn__shape shape = {
         .dtype = c->dtype, .dim_qk = c->dim, .dim_v = c->dim, .rows = n, .keys = n, .backward = back};
+    const char *reason = attn__kernel_refusal(kernel, &shape);
+    if (reason != NULL) {
+        printf("%-16s %-5s %4d  %s\n", kernel->name, attn_dtype_name(c->dtype), (int)c->dim, reason);
+        return;
+    }
     bench_arrays arrays = make_arrays(kernel, &shape, options->heads);
     const int64_t tile = back ? kernel->backward_tile_q(&shape) : kernel->tile_q(&shape);
     const int64_t range = !back ? n : options->range > 0 ? options->range : kernel->backward_tile_k(&shape);
@@ -240,7 +247,7 @@ static void bench(const attn__kernel *kernel, const attn__probe *probe, const be
     }
     const double flops =
         (c->causal ? 2.0 : 4.0) * (back ? 2.5 : 1.0) * (double)n * (double)n * (double)c->dim;
-    printf("%-15s %-5s %4d  %-7s %9.2f %9.1f", kernel->name, attn_dtype_name(c->dtype), (int)c->dim,
+    printf("%-16s %-5s %4d  %-7s %9.2f %9.1f", kernel->name, attn_dtype_name(c->dtype), (int)c->dim,
            c->causal ? "causal" : "full", best * 1e3, flops / best * 1e-9);
     if (probe != NULL) {
         printf(" %9.1f %6.1f", peak * 1e-9, 100.0 * flops / best / peak);
@@ -270,11 +277,13 @@ static void bench_merge(double seconds)
 
 static const attn__probe *probe_of(const attn__kernel *kernel)
 {
-    const attn__probe *probe = kernel == &attn__flash_avx512     ? &attn__probe_avx512
-                               : kernel == &attn__flash_avx2     ? &attn__probe_avx2
-                               : kernel == &attn__flash_neon     ? &attn__probe_neon
-                               : kernel == &attn__flash_portable ? &attn__probe_portable
-                                                                 : NULL;
+    const attn__probe *probe = kernel == &attn__flash_amx          ? &attn__probe_amx
+                               : kernel == &attn__flash_avx512bf16 ? &attn__probe_avx512bf16
+                               : kernel == &attn__flash_avx512     ? &attn__probe_avx512
+                               : kernel == &attn__flash_avx2       ? &attn__probe_avx2
+                               : kernel == &attn__flash_neon       ? &attn__probe_neon
+                               : kernel == &attn__flash_portable   ? &attn__probe_portable
+                                                                   : NULL;
     return probe != NULL && probe->peak != NULL ? probe : NULL;
 }
 
@@ -294,6 +303,10 @@ static bench_options read_options(int count, char **words)
             o.seconds = strtod(words[++i], NULL);
         } else if (i + 1 < count && strcmp(words[i], "--kernel") == 0) {
             o.kernel = words[++i];
+        } else if (i + 1 < count && strcmp(words[i], "--dtype") == 0) {
+            o.dtype = words[++i];
+        } else if (i + 1 < count && strcmp(words[i], "--dim") == 0) {
+            o.dim = strtoll(words[++i], NULL, 10);
         } else {
             fprintf(stderr, "kernel_cpu: unknown or incomplete option %s\n", words[i]);
             exit(2);
@@ -302,28 +315,26 @@ static bench_options read_options(int count, char **words)
     return o;
 }
 
+static bool wanted(const bench_options *o, const bench_case *c)
+{
+    return (o->dtype == NULL || strcmp(o->dtype, attn_dtype_name(c->dtype)) == 0) &&
+           (o->dim == 0 || o->dim == c->dim);
+}
+
 int main(int count, char **words)
 {
     const bench_options options = read_options(count, words);
-    const attn__shape any = {.dim_qk = 64,
-                             .dim_v = 64,
-                             .rows = options.tokens,
-                             .keys = options.tokens,
-                             .backward = options.backward};
-    printf("%-15s %-5s %4s  %-7s %9s %9s %9s %6s   (n = %lld%s)\n", "kernel", "dtype", "d", "mask", "ms",
+    printf("%-16s %-5s %4s  %-7s %9s %9s %9s %6s   (n = %lld%s)\n", "kernel", "dtype", "d", "mask", "ms",
            "GFLOP/s", "peak", "%", (long long)options.tokens, options.backward ? ", backward" : "");
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
         if (options.kernel != NULL && strcmp(options.kernel, (*row)->name) != 0) {
             continue;
         }
-        const char *reason = attn__kernel_refusal(*row, &any);
-        if (reason != NULL) {
-            printf("%-15s %s\n", (*row)->name, reason);
-            continue;
-        }
         const attn__probe *probe = probe_of(*row);
         for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            bench(*row, probe, &cases[i], &options);
+            if (wanted(&options, &cases[i])) {
+                bench(*row, probe, &cases[i], &options);
+            }
         }
         if (probe != NULL) {
             printf("%-15s exp2: %.2f G elements/s\n", (*row)->name, exp2_rate(probe) * 1e-9);

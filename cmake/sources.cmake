@@ -29,8 +29,10 @@ set(ATTN_KERNEL
     src/kernel/naive.c
     src/kernel/reference.c
     src/kernel/table.c
+    src/kernel/cpu/flash_amx.c
     src/kernel/cpu/flash_avx2.c
     src/kernel/cpu/flash_avx512.c
+    src/kernel/cpu/flash_avx512bf16.c
     src/kernel/cpu/flash_neon.c
     src/kernel/cpu/flash_portable.c)
 

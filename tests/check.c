@@ -95,7 +95,7 @@ static double relative_bound(const check_bound *bound)
 
 double check_bound_o(const check_bound *bound)
 {
-    return 2.0 * relative_bound(bound) * bound->value;
+    return (2.0 * relative_bound(bound) + bound->round) * bound->value;
 }
 
 double check_bound_lse(const check_bound *bound, double lse)
@@ -112,7 +112,8 @@ static double weight_bound(const check_slope *s)
 static double slope_bound(const check_slope *s, int64_t terms)
 {
     const double u = 0x1p-24;
-    const double cell = s->slope * (2.0 * weight_bound(s) + u * (sqrt((double)s->dim_v) + 6.0));
+    const double cell =
+        s->slope * (2.0 * (weight_bound(s) + s->bound.round) + u * (sqrt((double)s->dim_v) + 6.0));
     return cell + 2.0 * s->slope * u * (sqrt((double)terms) + 3.0);
 }
 
@@ -134,7 +135,7 @@ double check_bound_dk(const check_slope *s)
 double check_bound_dv(const check_slope *s)
 {
     const double sum = 0x1p-24 * (sqrt((double)s->rows) + 3.0);
-    return s->dout * s->column * (weight_bound(s) + sum) + before_bound(s, s->rows);
+    return s->dout * s->column * (weight_bound(s) + s->bound.round + sum) + before_bound(s, s->rows);
 }
 
 double check_half_unit(attn_dtype dtype, double x)
@@ -155,7 +156,11 @@ check_bound check_bound_normal(const attn_problem *problem)
     const double dim = (double)problem->dim_qk;
     const double scale = problem->scale == 0.0 ? 1.0 / sqrt(dim) : fabs(problem->scale);
     const int64_t keys = problem->tokens_kv == 0 ? problem->tokens_q : problem->tokens_kv;
-    return (check_bound){scale * (6.0 * sqrt(dim) + 36.0), 6.0, problem->dim_qk, keys};
+    return (check_bound){.score = scale * (6.0 * sqrt(dim) + 36.0),
+                         .value = 6.0,
+                         .round = problem->dtype == ATTN_BF16 ? 0x1p-8 : 0.0,
+                         .dim_qk = problem->dim_qk,
+                         .keys = keys};
 }
 
 /* Whether x is `want` within `bound`, or the same kind of NaN or inf. */

@@ -12,16 +12,18 @@
  * for the quotient.
  *
  *   lse     e = u * ((sqrt(d) + 2) * A + sqrt(n) + 4), and u * |lse| when it is rounded
- *   o       2 * e * max|v|: numerator and denominator
+ *   o       2 * e * max|v|: numerator and denominator; and r * max|v| where a kernel rounds the weights p by
+ *           r = 2^-8, relative, before they meet v: sum p r |v| / sum p
  *
  * Gradients of m query rows, from lse and delta as fp32, L = max|lse|, B a bound for |v.dO| as A is for
  * scores, W = the largest sum of p over the rows that see one key:
  *
  *   p       relative error e = u * ((sqrt(d) + 2) * A + 3 * L + 4): lse rounded, in powers of 2, subtracted
- *   dS      p * (dP - delta), where |dP - delta| <= 2B: p * g, g = B * (2 * e + u * (sqrt(d_v) + 6))
+ *   dS      p * (dP - delta), where |dP - delta| <= 2B: p * g, g = B * (2 * e + u * (sqrt(d_v) + 6)); and
+ *           2B * r where a kernel rounds dS by r as above; p is not rounded before dS is made
  *   dQ      |scale| * max|k| * (g + 2B * u * (sqrt(n) + 3)), since the weights of a row add up to 1
  *   dK      |scale| * max|q| * W * (g + 2B * u * (sqrt(m) + 3))
- *   dV      max|dO| * W * (e + u * (sqrt(m) + 3))
+ *   dV      max|dO| * W * (e + r + u * (sqrt(m) + 3))
  *
  * and u * (sqrt(n or m) + 1) times what was there before, for adding to it again and again.
  *
@@ -62,12 +64,14 @@ bool check_poisoned(const void *data, size_t bytes);
 typedef struct check_bound {
     double score; /* A above */
     double value; /* max|v| */
+    double round; /* r above, or 0 */
     int64_t dim_qk, keys;
 } check_bound;
 
 double check_bound_o(const check_bound *bound);
 double check_bound_lse(const check_bound *bound, double lse);
-/* A bound for standard normal q, k, v of such a problem; fails one time in about 10^6. */
+/* A bound for standard normal q, k, v of such a problem, whichever kernel computes it; fails one time in
+ * about 10^6. */
 check_bound check_bound_normal(const attn_problem *problem);
 
 /* For gradients. */

@@ -322,26 +322,29 @@ static void compare(const gradient_array *a, const char *what, double tolerance)
 void gradient_case_compare(const gradient_case *g, const attn__kernel *kernel)
 {
     const kernel_case *c = &g->base;
+    check_slope slope = g->slope;
     char where[160], what[200];
+    slope.bound.round = kernel_case_bound(c, kernel).round;
     snprintf(where, sizeof where, "%s, %s, d %lld/%lld, %lld rows from %lld, %lld keys, band %lld..%lld",
              kernel->name, attn_dtype_name(c->dtype), (long long)c->dim_qk, (long long)c->dim_v,
              (long long)c->rows, (long long)c->first, (long long)kernel_case_shape(c).keys, (long long)c->lo,
              (long long)c->hi);
     snprintf(what, sizeof what, "%s: dq", where);
-    compare(&g->dq, what, check_bound_dq(&g->slope));
+    compare(&g->dq, what, check_bound_dq(&slope));
     for (int64_t s = 0; s < c->span_count; s++) {
         snprintf(what, sizeof what, "%s: span %d, dk", where, (int)s);
-        compare(&g->dk[s], what, check_bound_dk(&g->slope));
+        compare(&g->dk[s], what, check_bound_dk(&slope));
         snprintf(what, sizeof what, "%s: span %d, dv", where, (int)s);
-        compare(&g->dv[s], what, check_bound_dv(&g->slope));
+        compare(&g->dv[s], what, check_bound_dv(&slope));
     }
 }
 
-const attn__kernel *const *gradient_rows(void)
+const attn__kernel *const *gradient_rows(const gradient_case *g)
 {
     static const attn__kernel *rows[16];
-    const attn__shape shape = {.dim_qk = 8, .dim_v = 8, .rows = 8, .keys = 8, .backward = true};
+    attn__shape shape = kernel_case_shape(&g->base);
     size_t count = 0;
+    shape.backward = true;
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
         if (attn__kernel_refusal(*row, &shape) == NULL) {
             assert_true(count + 1 < sizeof rows / sizeof rows[0]);

@@ -49,7 +49,7 @@ void gradient_case_reset(gradient_case *g);
 /* Adds all rows in the kernel's tiles, with a poisoned scratch; fails the test if padding was written. */
 void gradient_case_run(gradient_case *g, const attn__kernel *kernel);
 void gradient_case_compare(const gradient_case *g, const attn__kernel *kernel);
-/* The rows of the table that this machine can run and that have gradients; ends with NULL. */
-const attn__kernel *const *gradient_rows(void);
+/* The rows of the table that take g, gradients and all, on this machine; ends with NULL. */
+const attn__kernel *const *gradient_rows(const gradient_case *g);
 
 #endif

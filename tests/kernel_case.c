@@ -275,21 +275,28 @@ void kernel_case_run(kernel_case *c, const attn__kernel *kernel)
     }
 }
 
+check_bound kernel_case_bound(const kernel_case *c, const attn__kernel *kernel)
+{
+    check_bound bound = c->bound;
+    bound.round = kernel->rounds_weights && c->dtype == ATTN_BF16 ? 0x1p-8 : 0.0;
+    return bound;
+}
+
 void kernel_case_compare(const kernel_case *c, const attn__kernel *kernel)
 {
+    const check_bound bound = kernel_case_bound(c, kernel);
     char what[160];
     snprintf(what, sizeof what, "%s, %s, d %lld/%lld, %lld rows from %lld, %lld keys, band %lld..%lld",
              kernel->name, attn_dtype_name(c->dtype), (long long)c->dim_qk, (long long)c->dim_v,
              (long long)c->rows, (long long)c->first, (long long)kernel_case_shape(c).keys, (long long)c->lo,
              (long long)c->hi);
-    check_rows(what, &c->bound, c->rows, c->dim_v, c->o.data, c->o_stride, c->lse.data, c->want_o,
-               c->want_lse);
+    check_rows(what, &bound, c->rows, c->dim_v, c->o.data, c->o_stride, c->lse.data, c->want_o, c->want_lse);
 }
 
-const attn__kernel *const *kernel_rows(void)
+const attn__kernel *const *kernel_rows(const kernel_case *c)
 {
     static const attn__kernel *rows[16];
-    const attn__shape shape = {.dim_qk = 8, .dim_v = 8, .rows = 8, .keys = 8};
+    const attn__shape shape = kernel_case_shape(c);
     size_t count = 0;
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
         if (attn__kernel_refusal(*row, &shape) == NULL) {

@@ -73,9 +73,11 @@ attn__shape kernel_case_shape(const kernel_case *c);
 /* Runs all rows in the kernel's tiles, into poisoned outputs with a poisoned scratch; fails the test if
  * padding between rows was written. */
 void kernel_case_run(kernel_case *c, const attn__kernel *kernel);
+/* What a kernel may be wrong by. */
+check_bound kernel_case_bound(const kernel_case *c, const attn__kernel *kernel);
 /* Against the answer. */
 void kernel_case_compare(const kernel_case *c, const attn__kernel *kernel);
-/* The rows of the table that this machine can run; ends with NULL. */
-const attn__kernel *const *kernel_rows(void);
+/* The rows of the table that take c on this machine; ends with NULL. */
+const attn__kernel *const *kernel_rows(const kernel_case *c);
 
 #endif

@@ -148,6 +148,8 @@ static void test_cpu_mask(void **state)
     attn__cpu_override(real);
     assert_int_equal(attn__cpu(), real);
     assert_string_equal(attn__cpu_name(ATTN__CPU_AVX2), "avx2");
+    assert_string_equal(attn__cpu_name(ATTN__CPU_AVX512_BF16), "avx512bf16");
+    assert_string_equal(attn__cpu_name(ATTN__CPU_AMX), "amx");
 }
 
 int main(void)

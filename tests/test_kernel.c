@@ -18,11 +18,11 @@
 
 #include "kernel_case.h"
 
-#define FOR_EACH_KERNEL(row) for (const attn__kernel *const *row = kernel_rows(); *row != NULL; row++)
+#define FOR_EACH_KERNEL(c, row) for (const attn__kernel *const *row = kernel_rows(c); *row != NULL; row++)
 
 static void run_all(kernel_case *c)
 {
-    FOR_EACH_KERNEL(row)
+    FOR_EACH_KERNEL(c, row)
     {
         kernel_case_run(c, *row);
         kernel_case_compare(c, *row);
@@ -66,6 +66,8 @@ static void test_edges(void **state)
         kernel_case few = kernel_case_plain(3, edges[i], 10, false);
         kernel_case causal = kernel_case_plain(edges[i], edges[count - 1 - i], 16, true);
         kernel_case many = kernel_case_plain(edges[i], 50, 5, i % 2 == 0);
+        few.dtype = (attn_dtype)(i % 3), causal.dtype = (attn_dtype)((i + 1) % 3);
+        many.dtype = (attn_dtype)((i + 2) % 3);
         open_solve_run(&few, &seed);
         open_solve_run(&causal, &seed);
         open_solve_run(&many, &seed);
@@ -79,6 +81,7 @@ static void test_dims(void **state)
     for (int64_t dim = 1; dim <= 512; dim += dim < 40 ? 1 : 37) {
         kernel_case c = kernel_case_plain(18, 45, dim, dim % 2 == 0);
         c.dim_v = check_between(&seed, 1, 512);
+        c.dtype = (attn_dtype)(dim % 3);
         open_solve_run(&c, &seed);
     }
     kernel_case c = kernel_case_plain(130, 130, 512, true);
@@ -184,7 +187,7 @@ static void huge(double size, double scale, int64_t winner)
     for (int64_t i = 0; i < 3; i++) {
         kernel_set(&c, &c.q, i, 0, scale < 0.0 ? -size : size);
     }
-    FOR_EACH_KERNEL(row)
+    FOR_EACH_KERNEL(&c, row)
     {
         kernel_case_run(&c, *row);
         for (int64_t i = 0; i < 3; i++) {
@@ -263,7 +266,7 @@ static void test_repeats(void **state)
         uint64_t seed = i + 77;
         kernel_case c = kernel_case_random(&seed, 300);
         kernel_case_open(&c, &seed);
-        FOR_EACH_KERNEL(row)
+        FOR_EACH_KERNEL(&c, row)
         {
             kernel_case_run(&c, *row);
             float *o = malloc(c.o.bytes), *lse = malloc(c.lse.bytes);
@@ -295,24 +298,32 @@ static double relative_error(const kernel_case *c)
     return sqrt(error / norm);
 }
 
+/* What good implementations reach: keys added one after the other, u * sqrt(n); in blocks, less.  Weights
+ * rounded to bf16 are off by up to 2^-8, evenly: r / sqrt(3). */
+static double gate(const attn__kernel *kernel, attn_dtype dtype)
+{
+    const double sums = kernel->by_name_only ? 0x1p-24 * sqrt(1000.0) : 6e-7;
+    return sums + (kernel->rounds_weights && dtype == ATTN_BF16 ? 0x1p-8 / sqrt(3.0) : 0.0);
+}
+
 /* The error that users see in benches, against a gate that good implementations pass. */
 static void test_accuracy(void **state)
 {
     static const int64_t dims[] = {64, 128};
     (void)state;
-    for (size_t i = 0; i < 4; i++) {
+    for (size_t i = 0; i < 12; i++) {
         uint64_t seed = 8 + i;
-        kernel_case c = kernel_case_plain(200, 1000, dims[i / 2], i % 2 != 0);
+        kernel_case c = kernel_case_plain(200, 1000, dims[i / 2 % 2], i % 2 != 0);
+        c.dtype = (attn_dtype)(i / 4);
         kernel_case_open(&c, &seed);
         kernel_case_solve(&c);
-        FOR_EACH_KERNEL(row)
+        FOR_EACH_KERNEL(&c, row)
         {
             kernel_case_run(&c, *row);
             double error = relative_error(&c);
-            print_message("%-15s d %3lld %-6s %.2g\n", (*row)->name, (long long)c.dim_v,
-                          i % 2 != 0 ? "causal" : "full", error);
-            /* The naive row adds the keys one after the other: u * sqrt(n). */
-            assert_true(error <= ((*row)->by_name_only ? 0x1p-24 * sqrt(1000.0) : 6e-7));
+            print_message("%-16s %-4s d %3lld %-6s %.2g\n", (*row)->name, attn_dtype_name(c.dtype),
+                          (long long)c.dim_v, i % 2 != 0 ? "causal" : "full", error);
+            assert_true(error <= gate(*row, c.dtype));
         }
         kernel_case_close(&c);
     }
@@ -322,7 +333,7 @@ static void test_accuracy(void **state)
 
 static void test_table(void **state)
 {
-    const attn__shape shape = {.dim_qk = 64, .dim_v = 64, .rows = 100, .keys = 100};
+    const attn__shape shape = {.dtype = ATTN_BF16, .dim_qk = 64, .dim_v = 64, .rows = 100, .keys = 100};
     const attn__kernel *kernel = NULL;
     const uint32_t features = attn__cpu();
     static const struct {
@@ -331,6 +342,8 @@ static void test_table(void **state)
     } levels[] = {{0, "flash-portable"},
                   {ATTN__CPU_AVX2, "flash-avx2"},
                   {ATTN__CPU_AVX2 | ATTN__CPU_AVX512, "flash-avx512"},
+                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16, "flash-avx512bf16"},
+                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16 | ATTN__CPU_AMX, "flash-amx"},
                   {ATTN__CPU_NEON, "flash-neon"}};
     (void)state;
     for (size_t i = 0; i < sizeof levels / sizeof levels[0]; i++) {

@@ -30,6 +30,8 @@ typedef struct exp2_instance {
 /* With FMA the error is that of the last two roundings (1 + f p, and none for the power of two); without,
  * each step of the polynomial rounds twice. */
 static const exp2_instance instances[] = {
+    {"amx", &attn__probe_amx, ATTN__CPU_AMX, 1.2},
+    {"avx512bf16", &attn__probe_avx512bf16, ATTN__CPU_AVX512_BF16, 1.2},
     {"avx512", &attn__probe_avx512, ATTN__CPU_AVX512, 1.2},
     {"avx2", &attn__probe_avx2, ATTN__CPU_AVX2, 1.2},
     {"neon", &attn__probe_neon, ATTN__CPU_NEON, 1.2},
@@ -87,7 +89,7 @@ static void test_error(void **state)
         if (present(&instances[i])) {
             float where = 0.0f;
             double units = worst_error(instances[i].probe, step, &where) / 0x1p-24;
-            print_message("exp2 %-8s largest error %.3f * 2^-24 at %.9g (every %u. float)\n",
+            print_message("exp2 %-10s largest error %.3f * 2^-24 at %.9g (every %u. float)\n",
                           instances[i].name, units, (double)where, (unsigned)step);
             assert_true(units <= instances[i].limit);
         }

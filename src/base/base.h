@@ -86,13 +86,15 @@ uint16_t attn__f32_to_bf16(float x); /* to nearest even; NaN stays NaN */
 /* ---- CPU features (cpu.c) ---- */
 
 enum {
-    ATTN__CPU_AVX2 = 1u << 0,   /* AVX2, FMA and F16C */
-    ATTN__CPU_AVX512 = 1u << 1, /* F, BW, DQ, VL */
-    ATTN__CPU_NEON = 1u << 8,   /* Advanced SIMD of AArch64 */
+    ATTN__CPU_AVX2 = 1u << 0,        /* AVX2, FMA and F16C */
+    ATTN__CPU_AVX512 = 1u << 1,      /* F, BW, DQ, VL */
+    ATTN__CPU_AVX512_BF16 = 1u << 2, /* products of bf16 pairs on vectors */
+    ATTN__CPU_AMX = 1u << 3,         /* tiles and products of bf16 tiles */
+    ATTN__CPU_NEON = 1u << 4,        /* Advanced SIMD of AArch64 */
 };
 
-/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512: that level and those
- * below. Read once. */
+/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512, avx512bf16, amx: that level
+ * and those below.  Read once; where tiles are allowed, the first call asks the system for them. */
 uint32_t attn__cpu(void);
 /* Tests: replaces what attn__cpu() answers. */
 void attn__cpu_override(uint32_t features);

@@ -4,6 +4,9 @@
  *
  * ATTN_ISA names a level; features above it are hidden, so that one machine can run the test suite once for
  * each level.  An unknown name hides nothing.
+ *
+ * Linux gives a process the state of AMX tiles only when asked (arch_prctl,
+ * Documentation/arch/x86/xstate.rst); the answer holds for all its threads.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
@@ -24,7 +27,7 @@ static uint64_t saved_state(void)
 
 static uint32_t detect(void)
 {
-    enum { OSXSAVE = 1 << 27, FMA = 1 << 12, F16C = 1 << 29, YMM = 0x6, ZMM = 0xe6 };
+    enum { OSXSAVE = 1 << 27, FMA = 1 << 12, F16C = 1 << 29, YMM = 0x6, ZMM = 0xe6, TILES = 0x60000 };
     uint32_t a, b, c, d, features = 0;
     if (!__get_cpuid(1, &a, &b, &c, &d) || (c & OSXSAVE) == 0) {
         return 0;
@@ -41,6 +44,11 @@ static uint32_t detect(void)
     if ((features & ATTN__CPU_AVX2) != 0 && (saved & ZMM) == ZMM && (b & avx512) == avx512) {
         features |= ATTN__CPU_AVX512;
     }
+    uint32_t amx = 1u << 22 | 1u << 24; /* BF16, TILE */
+    bool tiles = (saved & TILES) == TILES && (d & amx) == amx;
+    if ((features & ATTN__CPU_AVX512) != 0 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5) != 0) {
+        features |= ATTN__CPU_AVX512_BF16 | (tiles ? ATTN__CPU_AMX : 0u);
+    }
     return features;
 }
 #elif defined(__aarch64__)
@@ -55,6 +63,22 @@ static uint32_t detect(void)
 }
 #endif
 
+/* Whether the system lets this process use tiles, from now on. */
+static bool ask_for_tiles(void)
+{
+#if defined(__x86_64__) && defined(__linux__)
+    enum { ARCH_PRCTL = 158, REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    int64_t result;
+    __asm__ volatile("syscall"
+                     : "=a"(result)
+                     : "a"((int64_t)ARCH_PRCTL), "D"((int64_t)REQUEST_PERMISSION), "S"((int64_t)TILE_DATA)
+                     : "rcx", "r11", "memory");
+    return result == 0;
+#else
+    return false;
+#endif
+}
+
 static uint32_t allowed(void)
 {
     static const struct {
@@ -64,6 +88,8 @@ static uint32_t allowed(void)
         {"ref", 0},
         {"avx2", ATTN__CPU_AVX2},
         {"avx512", ATTN__CPU_AVX2 | ATTN__CPU_AVX512},
+        {"avx512bf16", ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16},
+        {"amx", ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16 | ATTN__CPU_AMX},
         {"neon", ATTN__CPU_NEON},
     };
     const char *isa = getenv("ATTN_ISA");
@@ -83,6 +109,9 @@ uint32_t attn__cpu(void)
     uint32_t features = atomic_load(&cached);
     if (features == UNKNOWN) {
         features = detect() & allowed();
+        if ((features & ATTN__CPU_AMX) != 0 && !ask_for_tiles()) {
+            features &= ~(uint32_t)ATTN__CPU_AMX;
+        }
         atomic_store(&cached, features);
     }
     return features;
@@ -100,6 +129,10 @@ const char *attn__cpu_name(uint32_t feature)
         return "avx2";
     case ATTN__CPU_AVX512:
         return "avx512";
+    case ATTN__CPU_AVX512_BF16:
+        return "avx512bf16";
+    case ATTN__CPU_AMX:
+        return "amx";
     case ATTN__CPU_NEON:
         return "neon";
     default:

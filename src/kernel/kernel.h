@@ -90,6 +90,7 @@ typedef struct attn__kernel {
     const char *summary;                              /* one line for attn info and --explain */
     uint32_t needs;                                   /* ATTN__CPU_ bits, all of them */
     bool by_name_only;                                /* never chosen unless asked for: naive */
+    bool rounds_weights;                              /* of bf16 inputs, P to bf16 before P V */
     int64_t (*tile_q)(const attn__shape *shape);      /* query rows of one call */
     const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
     size_t (*scratch)(const attn__shape *shape);      /* bytes per thread, 64-byte aligned */

@@ -14,18 +14,41 @@ static inline const void *attn__element(const void *array, attn_dtype dtype, int
     return (const char *)array + index * (int64_t)attn_dtype_size(dtype);
 }
 
+/*
+ * A product of matrices that are sums of bf16 parts (cpu/dot_amx.h, cpu/dot_avx512bf16.h):
+ *
+ *     C[rows][cols] (+)= sum of A_i[rows][depth] B_j[depth][cols] over the parts with i + j < 3
+ *
+ * B has its depth in pairs: element (k, col) of part j is b[j * b_part + (k / 2) * b_row + 2 * col + k % 2].
+ * Distances in elements; rows % 16 = cols % 32 = depth % 32 = 0.
+ */
+typedef struct attn__dot {
+    const uint16_t *a, *b;
+    int64_t a_row, a_part, b_row, b_part;
+    int a_parts, b_parts; /* 1 to 3 */
+    float *c;
+    int64_t c_row;
+    int64_t rows, cols, depth;
+    bool add; /* to what C holds */
+} attn__dot;
+
 /* Pieces of one instance of the flash template; all NULL where the build has no such instance. */
 typedef struct attn__probe {
     int lanes;
     void (*exp2)(float *y, const float *x, int64_t count); /* any count; see docs/exp.md */
     int64_t (*peak)(int64_t rounds, float *sink);          /* runs FMAs and nothing else; returns the FLOPs */
+    /* Of the instances that compute with bf16: one product, and products of tiles and nothing else. */
+    void (*dot)(const attn__dot *dot);
+    int64_t (*dot_peak)(int64_t rounds, float *sink);
 } attn__probe;
 
-extern const attn__kernel attn__flash_avx512, attn__flash_avx2, attn__flash_neon,
-    attn__flash_portable;                         /* cpu/flash_*.c */
+/* cpu/flash_*.c */
+extern const attn__kernel attn__flash_amx, attn__flash_avx512bf16;
+extern const attn__kernel attn__flash_avx512, attn__flash_avx2, attn__flash_neon, attn__flash_portable;
 extern const attn__kernel attn__kernel_reference; /* reference.c */
 extern const attn__kernel attn__kernel_naive;     /* naive.c */
 
+extern const attn__probe attn__probe_amx, attn__probe_avx512bf16;
 extern const attn__probe attn__probe_avx512, attn__probe_avx2, attn__probe_neon, attn__probe_portable;
 
 #endif

@@ -14,18 +14,20 @@
 enum { MAX_DIM = 512 };
 
 const attn__kernel *const attn__kernels[] = {
-    &attn__flash_avx512,
-    &attn__flash_avx2,
-    &attn__flash_neon,
-    &attn__flash_portable,
-    &attn__kernel_reference,
-    &attn__kernel_naive,
-    NULL,
+    &attn__flash_amx,        &attn__flash_avx512bf16, &attn__flash_avx512,
+    &attn__flash_avx2,       &attn__flash_neon,       &attn__flash_portable,
+    &attn__kernel_reference, &attn__kernel_naive,     NULL,
 };
 
 static const char *missing_feature(uint32_t needs)
 {
     uint32_t missing = needs & ~attn__cpu();
+    if ((missing & ATTN__CPU_AMX) != 0) {
+        return "needs AMX (TILE, BF16), which this CPU or system lacks or ATTN_ISA hides";
+    }
+    if ((missing & ATTN__CPU_AVX512_BF16) != 0) {
+        return "needs AVX512-BF16, which this CPU lacks or ATTN_ISA hides";
+    }
     if ((missing & ATTN__CPU_AVX512) != 0) {
         return "needs AVX-512 (F, BW, DQ, VL), which this CPU lacks or ATTN_ISA hides";
     }

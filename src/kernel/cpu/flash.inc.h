@@ -35,9 +35,6 @@
  *     vec_less vec_select vec_between    masks
  *     vec_widen              fp16 or bf16 to fp32
  */
-#include <math.h>
-#include <string.h>
-
 #include "kernel/cpu/micro.inc.h"
 
 enum {
@@ -47,7 +44,6 @@ enum {
     KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
     COPY_PANELS = 4,          /* readers that make copying rows of K and V worth it */
-    SCRATCH_ALIGN = 64 / 4,   /* floats */
 };
 
 /* ---- one call ------------------------------------------------------------------------------------ */
@@ -77,14 +73,6 @@ static int64_t keys_of_tile(int64_t dim_qk, int64_t dim_v)
     return keys / VEC_ROWS * VEC_ROWS;
 }
 
-/* Takes `floats` from the scratch at *used; a NULL scratch only counts. */
-static float *take(float *scratch, size_t *used, int64_t floats)
-{
-    float *taken = scratch == NULL ? NULL : scratch + *used;
-    *used += (size_t)(attn__ceil_div(floats, SCRATCH_ALIGN) * SCRATCH_ALIGN);
-    return taken;
-}
-
 /* Lays the scratch out; returns its floats. */
 static size_t lay_out(flash_state *state, float *scratch, int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
@@ -100,20 +88,6 @@ static size_t lay_out(flash_state *state, float *scratch, int64_t rows, int64_t 
     state->k = take(scratch, &used, state->tile_k * dim_qk);
     state->v = take(scratch, &used, state->tile_k * dim_v);
     return used;
-}
-
-/* count elements, `stride` apart, from element `offset` of src on, to dense fp32 */
-static void widen(float *dst, const void *src, int64_t offset, attn_dtype dtype, int64_t stride,
-                  int64_t count)
-{
-    const void *from = attn__element(src, dtype, offset);
-    if (stride != 1) {
-        attn_to_f32(dst, from, dtype, stride, count);
-    } else if (dtype == ATTN_F32) {
-        memcpy(dst, from, sizeof(float) * (size_t)count);
-    } else {
-        vec_widen(dst, from, dtype == ATTN_BF16, count);
-    }
 }
 
 /* Q^T of all panels, times scale * log2(e) so that exp2 takes the scores as they are; unused lanes are 0. */
@@ -171,33 +145,6 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
 
 /* ---- one panel against one tile ------------------------------------------------------------------ */
 
-/* The mask along one panel's lanes. */
-typedef struct flash_band {
-    int64_t row; /* position of lane 0 */
-    int64_t lo, hi;
-} flash_band;
-
-/* Lanes from `lane` on that see the key at `position`: lo <= position - row <= hi. */
-static vec_mask visible(const flash_band *band, int64_t position, int64_t lane)
-{
-    int64_t first = position - band->hi - band->row - lane;
-    int64_t last = position - band->lo - band->row - lane + 1;
-    return vec_between((int32_t)attn__min(attn__max(first, 0), VEC_LANES),
-                       (int32_t)attn__min(attn__max(last, 0), VEC_LANES));
-}
-
-/* Scores of keys that not every lane sees: -inf where the lane does not. */
-static void mask_scores(float *s, const flash_band *band, int64_t position, int64_t count)
-{
-    const vec never = vec_set(-INFINITY);
-    for (int64_t j = 0; j < count; j++) {
-        for (int64_t lane = 0; lane < PANEL; lane += VEC_LANES) {
-            float *at = s + j * PANEL + lane;
-            vec_store(at, vec_select(visible(band, position + j, lane), vec_load(at), never));
-        }
-    }
-}
-
 /*
  * s becomes exp2(s - max), max and sum move on, fade gets what older sums shrink by.  A lane without a score
  * yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
@@ -205,23 +152,9 @@ static void mask_scores(float *s, const flash_band *band, int64_t position, int6
 static void softmax_panel(float *s, int64_t count, float *max, float *sum, float *fade)
 {
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f);
-    vec old0 = vec_load(max), old1 = vec_load(max + VEC_LANES);
+    const vec old0 = vec_load(max), old1 = vec_load(max + VEC_LANES);
     vec max0 = old0, max1 = old1;
-    vec odd0 = old0, odd1 = old1; /* a second pair of chains hides the latency of the maximum */
-    for (int64_t j = 0; j < count / 2; j++) {
-        const float *at = s + 2 * j * PANEL;
-        max0 = vec_max(vec_load(at), max0);
-        max1 = vec_max(vec_load(at + VEC_LANES), max1);
-        odd0 = vec_max(vec_load(at + PANEL), odd0);
-        odd1 = vec_max(vec_load(at + PANEL + VEC_LANES), odd1);
-    }
-    if (count % 2 != 0) {
-        const float *at = s + (count - 1) * PANEL;
-        odd0 = vec_max(vec_load(at), odd0);
-        odd1 = vec_max(vec_load(at + VEC_LANES), odd1);
-    }
-    max0 = vec_max(odd0, max0);
-    max1 = vec_max(odd1, max1);
+    raise_max(s, count, &max0, &max1);
     vec_store(max, max0);
     vec_store(max + VEC_LANES, max1);
 
@@ -241,40 +174,6 @@ static void softmax_panel(float *s, int64_t count, float *max, float *sum, float
     vec_store(fade + VEC_LANES, fade1);
     vec_store(sum, vec_fma(vec_load(sum), fade0, sum0));
     vec_store(sum + VEC_LANES, vec_fma(vec_load(sum + VEC_LANES), fade1, sum1));
-}
-
-/* Whether all of v[dim] is finite: x * 0 is 0 then, and NaN otherwise. */
-static bool all_finite(const float *v, int64_t dim)
-{
-    float lanes[VEC_LANES], rest = 0.0f;
-    vec acc = vec_set(0.0f);
-    int64_t d = 0;
-    for (; d + VEC_LANES <= dim; d += VEC_LANES) {
-        acc = vec_fma(vec_load(v + d), vec_set(0.0f), acc);
-    }
-    for (; d < dim; d++) {
-        rest += v[d] * 0.0f;
-    }
-    vec_store(lanes, acc);
-    for (int i = 0; i < VEC_LANES; i++) {
-        rest += lanes[i];
-    }
-    return rest == 0.0f;
-}
-
-/* O^T takes in one key under the mask: lanes that do not see it are left alone, whatever v holds. */
-static void value_masked(float *ot, const flash_band *band, int64_t position, const float *v, int64_t dim,
-                         const float *p)
-{
-    for (int64_t lane = 0; lane < PANEL; lane += VEC_LANES) {
-        vec_mask seen = visible(band, position, lane);
-        vec weight = vec_load(p + lane);
-        for (int64_t d = 0; d < dim; d++) {
-            float *at = ot + d * PANEL + lane;
-            vec old = vec_load(at);
-            vec_store(at, vec_select(seen, vec_fma(vec_set(v[d]), weight, old), old));
-        }
-    }
 }
 
 /*

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * micro.inc.h - the innermost loops of flash.inc.h and flash_backward.inc.h: exp2 and the products, in the
- * vector vocabulary.
+ * micro.inc.h - the innermost loops of flash.inc.h and flash_backward.inc.h: the products, in the vector
+ * vocabulary.
  *
  * METHOD.  Register blocking as in any matrix product (Goto & van de Geijn, ACM TOMS 34(3), 2008), but with
  * one operand broadcast straight from memory and the other, two vectors wide, from the L1 cache: m rows take
@@ -10,48 +10,7 @@
  * COST.  m = 6 (16 registers): 8 loads to 12 FMAs; m = 12 (32 registers): 14 to 24.  A core that does two
  * loads and two FMAs a cycle is bound by the FMAs from m = 2 on; m >= 4 also hides their latency of 4 cycles.
  */
-enum { PANEL = 2 * VEC_LANES }; /* queries of a micro-kernel */
-
-/* Unrolls the loop that follows: its trip count is a constant once the function is inlined, and the
- * accumulators live in registers only if every index is a constant. */
-#if defined(__clang__)
-#define FLASH_UNROLL _Pragma("clang loop unroll(full)")
-#elif defined(__GNUC__)
-#define FLASH_UNROLL _Pragma("GCC unroll 16")
-#else
-#define FLASH_UNROLL
-#endif
-
-/* Asks for the cache line at p. */
-#if defined(__GNUC__)
-#define FLASH_PREFETCH(p) __builtin_prefetch(p)
-#else
-#define FLASH_PREFETCH(p) ((void)(p))
-#endif
-enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) }; /* bytes */
-
-/* ---- exp2 ---------------------------------------------------------------------------------------- */
-
-/*
- * 2^x for x <= 127: 0 below -126, exactly 1 at 0, NaN for NaN.  x = n + f with |f| <= 1/2; adding 1.5 * 2^23
- * rounds x to the integer n, and 127 more puts the biased exponent in the low bits.  2^f = 1 + f * p(f),
- * nearly minimax with fp32 coefficients, off by 7.1e-9; 1.18 * 2^-24 in all (docs/exp.md).
- */
-VEC_INLINE vec flash_exp2(vec x)
-{
-    const vec magic = vec_set(0x1.8p23f + 127.0f);
-    vec t = vec_add(x, magic);
-    vec f = vec_sub(x, vec_sub(t, magic));
-    vec p = vec_set(0x1.4c13e0p-13f);
-    p = vec_fma(p, f, vec_set(0x1.5fbfd0p-10f));
-    p = vec_fma(p, f, vec_set(0x1.3b21c8p-7f));
-    p = vec_fma(p, f, vec_set(0x1.c6ada8p-5f));
-    p = vec_fma(p, f, vec_set(0x1.ebfbe6p-3f));
-    p = vec_fma(p, f, vec_set(0x1.62e432p-1f));
-    p = vec_fma(p, f, vec_set(1.0f));
-    /* A product, not an integer addition to the exponent: that would turn some NaNs into numbers. */
-    return vec_select(vec_less(x, vec_set(-126.0f)), vec_set(0.0f), vec_mul(p, vec_exponent(t)));
-}
+#include "kernel/cpu/flash_common.inc.h"
 
 /* ---- micro-kernels ------------------------------------------------------------------------------- */
 
@@ -312,47 +271,4 @@ VEC_INLINE void gradient_strips(const int64_t w_row, const int64_t w_step, const
             gradient_strip(1, w_row, w_step, product, product->out + d, x, width);
         }
     }
-}
-
-/* ---- the probe ----------------------------------------------------------------------------------- */
-
-static void probe_exp2(float *y, const float *x, int64_t count)
-{
-    int64_t i = 0;
-    for (; i + VEC_LANES <= count; i += VEC_LANES) {
-        vec_store(y + i, flash_exp2(vec_load(x + i)));
-    }
-    for (; i < count; i++) {
-        float lanes[VEC_LANES];
-        vec_store(lanes, flash_exp2(vec_set(x[i])));
-        y[i] = lanes[0];
-    }
-}
-
-static int64_t probe_peak(int64_t rounds, float *sink)
-{
-    const vec half = vec_set(0.5f), one = vec_set(1.0f);
-    vec acc[VEC_ROWS][2];
-    /* Chains that are equal, or that begin at 2 and stay there, compilers merge or drop. */
-    FLASH_UNROLL
-    for (int i = 0; i < VEC_ROWS; i++) {
-        acc[i][0] = vec_set((float)(2 * i + 3));
-        acc[i][1] = vec_set((float)(2 * i + 4));
-    }
-    for (int64_t r = 0; r < rounds; r++) {
-        FLASH_UNROLL
-        for (int i = 0; i < VEC_ROWS; i++) {
-            acc[i][0] = vec_fma(acc[i][0], half, one);
-            acc[i][1] = vec_fma(acc[i][1], half, one);
-        }
-    }
-    vec total = vec_set(0.0f);
-    FLASH_UNROLL
-    for (int i = 0; i < VEC_ROWS; i++) {
-        total = vec_add(total, vec_add(acc[i][0], acc[i][1]));
-    }
-    float lanes[VEC_LANES];
-    vec_store(lanes, total);
-    *sink = lanes[0];
-    return rounds * VEC_ROWS * 2 * VEC_LANES * 2;
 }

@@ -1,0 +1,134 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * dot_pack.h - operands of dot_product (attn__dot in rows.h): rows cut into bf16 parts, rows interleaved in
+ * pairs, transposes.
+ *
+ * METHOD.  A part is the upper half of an fp32, what is left goes to the next: x = x0 + x1 + x2 exactly for
+ * 24 bits, all of one sign; fp16 has 11 bits, two parts; bf16 is its own part.  Below 2^-102 the last part is
+ * subnormal, which products count as 0.  Infinity and NaN become (x, 0, 0).
+ *
+ * Include it after vec_avx512.h, inside a region compiled for "avx512bf16".
+ */
+#ifndef ATTN_DOT_PACK_H
+#define ATTN_DOT_PACK_H
+
+enum { PAIR = 2, PAIR_LANES = PAIR * VEC_LANES };
+
+static int dot_parts_of(attn_dtype dtype)
+{
+    return dtype == ATTN_BF16 ? 1 : dtype == ATTN_F16 ? 2 : 3;
+}
+
+/* The first part of x, as fp32. */
+VEC_INLINE vec dot_upper(vec x)
+{
+    return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-0x10000)));
+}
+
+/* The upper halves of x and y, interleaved. */
+VEC_INLINE __m512i dot_interleave(vec x, vec y)
+{
+    const __mmask32 odd = 0xaaaaaaaa;
+    return _mm512_mask_blend_epi16(odd, _mm512_srli_epi32(_mm512_castps_si512(x), 16),
+                                   _mm512_castps_si512(y));
+}
+
+/* Parts of 16 columns of two rows of B: x at depth k, y at k + 1.  One part is rounded to nearest even, more
+ * are cut. x and y are finite, or there is one part. */
+VEC_INLINE void dot_store_pairs(const int parts, uint16_t *b, int64_t b_part, vec x, vec y)
+{
+    if (parts == 1) {
+        const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
+                                               23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+        const __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        _mm512_storeu_si512(b, _mm512_permutexvar_epi16(order, both));
+        return;
+    }
+    for (int i = 0; i < parts; i++) {
+        _mm512_storeu_si512(b + i * b_part, dot_interleave(x, y));
+        x = vec_sub(x, dot_upper(x));
+        y = vec_sub(y, dot_upper(y));
+    }
+}
+
+/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`. */
+static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count,
+                      int64_t padded)
+{
+    const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
+    for (int64_t d = 0; d < padded; d += VEC_LANES) {
+        const int64_t left = count - d < 0 ? 0 : count - d;
+        const __mmask16 real = left >= VEC_LANES ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1u);
+        vec rest = _mm512_maskz_loadu_ps(real, x + d);
+        const vec_mask finite = _mm512_cmp_ps_mask(_mm512_abs_ps(rest), most, _CMP_LE_OQ);
+        /* A NaN whose only bits are low ones would become infinite; its double is a quiet one. */
+        rest = _mm512_mask_add_ps(rest, (__mmask16)~finite, rest, rest);
+        for (int i = 0; i < parts; i++) {
+            const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(rest), 16);
+            _mm256_storeu_si256((void *)(a + i * a_part + d), _mm512_cvtepi32_epi16(upper));
+            rest = vec_select(finite, vec_sub(rest, dot_upper(rest)), zero);
+        }
+    }
+}
+
+/*
+ * One row of A: the parts of `count` elements of dtype, `stride` apart; zeros up to `padded`, a multiple of
+ * 32.  wide has room for count fp32.
+ */
+static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtype dtype, int64_t stride,
+                         int64_t count, int64_t padded, float *wide)
+{
+    if (dtype == ATTN_BF16) {
+        const uint16_t *from = src;
+        if (stride == 1) {
+            memcpy(a, from, sizeof *a * (size_t)count);
+        }
+        for (int64_t d = 0; d < count && stride != 1; d++) {
+            a[d] = from[d * stride];
+        }
+        memset(a + count, 0, sizeof *a * (size_t)(padded - count));
+    } else {
+        widen(wide, src, 0, dtype, stride, count);
+        dot_split(dot_parts_of(dtype), a, a_part, wide, count, padded);
+    }
+}
+
+/* Rows of A, `cols` long, become rows of B: rows x at depth k and y at k + 1.  cols % 16 = 0. */
+static void dot_pair_rows(uint16_t *b, const uint16_t *x, const uint16_t *y, int64_t cols)
+{
+    for (int64_t d = 0; d < cols; d += VEC_LANES) {
+        const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(x + d)));
+        const __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(y + d)));
+        _mm512_storeu_si512(b + 2 * d, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    }
+}
+
+/*
+ * 16 x 16 pairs of bf16 transposed: to[j][i] = from[i][j].  A[16 rows][32 of depth] becomes B[16 pairs of
+ * depth][16 cols]; B[16 pairs][16 cols] becomes A[16][32].
+ */
+static void dot_transpose(uint16_t *to, int64_t to_row, const uint16_t *from, int64_t from_row)
+{
+    for (int64_t j = 0; j < VEC_LANES; j += 4) {
+        __m512i x[4];
+        FLASH_UNROLL
+        for (int i = 0; i < 4; i++) { /* rows i, i + 4, i + 8, i + 12 side by side */
+            const uint16_t *at = from + i * from_row + PAIR * j;
+            x[i] = _mm512_castsi128_si512(_mm_loadu_si128((const void *)at));
+            at += 4 * from_row;
+            x[i] = _mm512_inserti32x4(x[i], _mm_loadu_si128((const void *)at), 1);
+            at += 4 * from_row;
+            x[i] = _mm512_inserti32x4(x[i], _mm_loadu_si128((const void *)at), 2);
+            at += 4 * from_row;
+            x[i] = _mm512_inserti32x4(x[i], _mm_loadu_si128((const void *)at), 3);
+        }
+        const __m512i low0 = _mm512_unpacklo_epi32(x[0], x[1]), low1 = _mm512_unpacklo_epi32(x[2], x[3]);
+        const __m512i high0 = _mm512_unpackhi_epi32(x[0], x[1]), high1 = _mm512_unpackhi_epi32(x[2], x[3]);
+        _mm512_storeu_si512(to + j * to_row, _mm512_unpacklo_epi64(low0, low1));
+        _mm512_storeu_si512(to + (j + 1) * to_row, _mm512_unpackhi_epi64(low0, low1));
+        _mm512_storeu_si512(to + (j + 2) * to_row, _mm512_unpacklo_epi64(high0, high1));
+        _mm512_storeu_si512(to + (j + 3) * to_row, _mm512_unpackhi_epi64(high0, high1));
+    }
+}
+
+#endif

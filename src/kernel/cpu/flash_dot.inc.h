@@ -1,0 +1,442 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_dot.inc.h - exact attention of one query block as flash.inc.h computes it, with both products made by
+ * an instruction set's products of bf16 matrices.
+ *
+ * METHOD.  Panels of 32 queries along the lanes, everything transposed, tiles of keys, a running maximum:
+ *
+ *     Q^T    packed once a call, dims in pairs
+ *     for each tile of keys:
+ *         K, V^T packed: K [key][dim], V^T [dim][key]
+ *         for each panel:
+ *             S^T[key][query] = K Q^T                     dot_product
+ *             max, P = exp2(S - max), sum                 vertical; P leaves as bf16, keys in pairs
+ *             O^T[dim][query] = O^T * fade + V^T P^T      dot_product
+ *
+ * PARTS.  bf16 is one part; its weights P are rounded to bf16, their sum is not.  fp16 is two parts, fp32 is
+ * three (dot_pack.h): products of these and of P in three parts, with the pairs of parts that matter, are as
+ * exact as FMAs in fp32.  There the scale is folded into Q; one part would be rounded by it, so its scores
+ * are scaled in the softmax.
+ *
+ * NaN.  The values of a key that is not finite are packed as zeros and added lane by lane under the mask.  In
+ * one part tiles carry infinity and NaN as FMAs do.  In more parts x = inf has the parts (inf, 0, 0), and 0 *
+ * inf is NaN: scores of such queries and keys are made again by plain loops.
+ *
+ * COST.  See docs/perf/cpu_amx.md.
+ *
+ * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS.  Before it, vec_avx512.h and flash_common.inc.h,
+ * and a dot_<isa>.h for dot_begin, dot_end, dot_product and probe_dot_peak.
+ */
+#include "kernel/cpu/flash_dot_pack.inc.h"
+
+/* ---- one panel against one tile ------------------------------------------------------------------ */
+
+/*
+ * A panel and the keys of a tile that it sees, as offsets in the tile: [from, to) is seen by some row,
+ * [whole_from, whole_to) by every row, [begin, end) is computed.
+ */
+typedef struct dot_task {
+    int64_t panel;
+    flash_band band;
+    int64_t from, to, whole_from, whole_to, begin, end;
+    float *s;    /* [end - begin][PANEL] */
+    uint16_t *p; /* [part][(end - begin) / 2][PANEL][2] */
+    float *ot;
+    float fade[PANEL]; /* what older sums shrink by */
+    bool moved;        /* a fade is not 1 */
+} dot_task;
+
+/* What the tiles do beside the vectors: V^T P^T of the panel before, then the scores of the next. */
+typedef struct dot_queue {
+    dot_cursor at[2];
+    int now;
+    int64_t steps;
+} dot_queue;
+
+/* The first panel from *panel on that sees keys of the tile; false if none does. `turn` counts these. */
+static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *panel, int64_t turn,
+                      dot_task *task)
+{
+    const attn__block *block = state->block;
+    for (; *panel < state->panels; ++*panel) {
+        const flash_band band = {block->first + *panel * PANEL, block->lo, block->hi};
+        const int64_t last = attn__min(band.row + PANEL, block->first + block->count) - 1;
+        const int64_t from = attn__max(0, band.row + band.lo - tile->first);
+        const int64_t to = attn__min(tile->count, last + band.hi + 1 - tile->first);
+        if (from >= to) {
+            continue;
+        }
+        task->panel = (*panel)++;
+        task->band = band;
+        task->from = from;
+        task->to = to;
+        task->whole_from = attn__min(to, attn__max(from, last + band.lo - tile->first));
+        task->whole_to = attn__max(task->whole_from, attn__min(to, band.row + band.hi + 1 - tile->first));
+        task->begin = from / KEY_STEP * KEY_STEP;
+        task->end = round_up(to, KEY_STEP);
+        task->s = state->s + turn % 2 * TILE_K * PANEL;
+        task->p = state->p + turn % 2 * state->p_parts * TILE_K * PANEL;
+        task->ot = state->ot + task->panel * state->width * PANEL;
+        return true;
+    }
+    return false;
+}
+
+static attn__dot scores_of(const dot_state *state, const dot_task *task)
+{
+    const int64_t depth = state->depth;
+    return (attn__dot){.a = state->k + task->begin * depth,
+                       .a_row = depth,
+                       .a_part = TILE_K * depth,
+                       .a_parts = state->parts,
+                       .b = state->q + task->panel * PANEL * state->q_parts * depth,
+                       .b_row = PAIR * PANEL,
+                       .b_part = PANEL * depth,
+                       .b_parts = state->q_parts,
+                       .c = task->s,
+                       .c_row = PANEL,
+                       .rows = task->end - task->begin,
+                       .cols = PANEL,
+                       .depth = depth};
+}
+
+/* One part is added to O^T; more are summed apart, so that small pairs of parts meet small sums. */
+static attn__dot values_of(const dot_state *state, const dot_task *task)
+{
+    const bool one = state->parts == 1;
+    return (attn__dot){.a = state->v + task->begin,
+                       .a_row = TILE_K,
+                       .a_part = TILE_K * state->width,
+                       .a_parts = state->parts,
+                       .b = task->p,
+                       .b_row = PAIR * PANEL,
+                       .b_part = TILE_K * PANEL,
+                       .b_parts = state->p_parts,
+                       .c = one ? task->ot : state->fresh,
+                       .c_row = PANEL,
+                       .rows = state->width,
+                       .cols = PANEL,
+                       .depth = task->end - task->begin,
+                       .add = one};
+}
+
+/* The score of one query and one key as FMAs would make it. */
+static float plain_score(const float *q, const float *k, int64_t dim)
+{
+    float sum = 0.0f;
+    for (int64_t d = 0; d < dim; d++) {
+        sum += q[d] * k[d];
+    }
+    return sum;
+}
+
+/* Makes the scores of queries and keys that are not finite again. */
+static void score_again(const dot_state *state, const dot_tile *tile, const dot_task *task)
+{
+    const attn__block *block = state->block;
+    const attn__span *span = tile->span;
+    const int64_t row = task->panel * PANEL, rows = attn__min(PANEL, block->count - row);
+    for (int64_t lane = 0; lane < rows; lane++) {
+        widen_query(state, state->wide, row + lane);
+        const bool odd = !all_finite(state->wide, block->dim_qk);
+        for (int64_t j = task->from; j < task->to; j++) {
+            if (odd || tile->key_odd[j]) {
+                widen(state->other, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
+                      span->k_dim, block->dim_qk);
+                task->s[(j - task->begin) * PANEL + lane] =
+                    plain_score(state->wide, state->other, block->dim_qk);
+            }
+        }
+    }
+}
+
+static void hide_scores(float *s, int64_t count)
+{
+    for (int64_t i = 0; i < count * PANEL; i++) {
+        s[i] = -INFINITY;
+    }
+}
+
+/* What must be done to scores before the softmax. */
+static void end_scores(const dot_state *state, const dot_tile *tile, const dot_task *task)
+{
+    const int64_t first = tile->first;
+    float *s = task->s - task->begin * PANEL;
+    if (tile->odd_k || state->odd[task->panel]) {
+        score_again(state, tile, task);
+    }
+    hide_scores(task->s, task->from - task->begin);
+    mask_scores(s + task->from * PANEL, &task->band, first + task->from, task->whole_from - task->from);
+    mask_scores(s + task->whole_to * PANEL, &task->band, first + task->whole_to, task->to - task->whole_to);
+    hide_scores(s + task->to * PANEL, task->end - task->to);
+}
+
+/* exp2 of a score, times factor if it is in one part. */
+VEC_INLINE vec weigh(const int parts, const float *s, vec factor, vec less)
+{
+    const vec score = vec_load(s);
+    return flash_exp2(vec_sub(parts == 1 ? vec_mul(score, factor) : score, less));
+}
+
+/* P of the task's keys from s to p, and their sums; the queue's steps spread evenly between. */
+VEC_INLINE void weigh_keys(const int parts, const dot_task *task, float scale, const vec *less, vec *sum,
+                           dot_queue *queue)
+{
+    const vec factor = vec_set(scale), less0 = less[0], less1 = less[1];
+    const int64_t p_part = TILE_K * PANEL, pairs = (task->end - task->begin) / PAIR;
+    const float *s = task->s;
+    uint16_t *p = task->p;
+    vec sum0 = vec_set(0.0f), sum1 = vec_set(0.0f);
+    int64_t due = 0;
+    for (int64_t j = 0; j < pairs; j++, s += PAIR * PANEL, p += PAIR * PANEL) {
+        for (due += queue->steps; due >= pairs; due -= pairs) {
+            queue->now |= !dot_step(&queue->at[queue->now]);
+        }
+        const vec even0 = weigh(parts, s, factor, less0);
+        const vec odd0 = weigh(parts, s + PANEL, factor, less0);
+        const vec even1 = weigh(parts, s + VEC_LANES, factor, less1);
+        const vec odd1 = weigh(parts, s + PANEL + VEC_LANES, factor, less1);
+        dot_store_pairs(parts, p, p_part, even0, odd0);
+        dot_store_pairs(parts, p + PAIR_LANES, p_part, even1, odd1);
+        sum0 = vec_add(sum0, vec_add(even0, odd0));
+        sum1 = vec_add(sum1, vec_add(even1, odd1));
+    }
+    sum[0] = sum0;
+    sum[1] = sum1;
+}
+
+/*
+ * p becomes exp2(s - max), max and sum move on.  A lane without a score yet has max = -inf; it subtracts 0
+ * instead, since inf - inf is NaN.
+ */
+static void softmax(const dot_state *state, dot_task *task, dot_queue *queue)
+{
+    float *max = state->max + task->panel * PANEL, *sum = state->sum + task->panel * PANEL;
+    const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
+    vec top[2] = {none, none}, less[2], fresh[2];
+    vec_mask moved = 0;
+    raise_max(task->s, task->end - task->begin, &top[0], &top[1]);
+    FLASH_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const vec old = vec_load(max + i * VEC_LANES);
+        top[i] = vec_max(state->parts == 1 ? vec_mul(top[i], factor) : top[i], old);
+        less[i] = vec_select(vec_less(none, top[i]), top[i], zero);
+        moved |= vec_less(old, top[i]);
+        vec_store(max + i * VEC_LANES, top[i]);
+        vec_store(task->fade + i * VEC_LANES, flash_exp2(vec_sub(old, less[i])));
+    }
+    task->moved = moved != 0;
+    if (state->p_parts == 1) {
+        weigh_keys(1, task, state->factor, less, fresh, queue);
+    } else {
+        weigh_keys(WEIGHT_PARTS, task, state->factor, less, fresh, queue);
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < 2; i++) {
+        float *at = sum + i * VEC_LANES;
+        vec_store(at, vec_fma(vec_load(at), vec_load(task->fade + i * VEC_LANES), fresh[i]));
+    }
+}
+
+/* O^T = O^T * fade + fresh, or without fresh. */
+static void fade_panel(float *ot, const float *fade, const float *fresh, int64_t width)
+{
+    const vec fade0 = vec_load(fade), fade1 = vec_load(fade + VEC_LANES), zero = vec_set(0.0f);
+    for (int64_t d = 0; d < width; d++) {
+        float *at = ot + d * PANEL;
+        const vec fresh0 = fresh != NULL ? vec_load(fresh + d * PANEL) : zero;
+        const vec fresh1 = fresh != NULL ? vec_load(fresh + d * PANEL + VEC_LANES) : zero;
+        vec_store(at, vec_fma(vec_load(at), fade0, fresh0));
+        vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), fade1, fresh1));
+    }
+}
+
+/* What must be done to O^T before V^T P^T is made. */
+static void begin_values(const dot_state *state, const dot_task *task)
+{
+    if (state->parts == 1 && task->moved) {
+        fade_panel(task->ot, task->fade, NULL, state->width);
+    }
+}
+
+/* Values that are not finite, under the mask. */
+static void add_odd_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
+{
+    const attn__block *block = state->block;
+    const attn__span *span = tile->span;
+    for (int64_t j = task->from; j < task->to; j++) {
+        if (!tile->value_odd[j]) {
+            continue;
+        }
+        float p[PANEL];
+        const int64_t line = j - task->begin;
+        for (int64_t lane = 0; lane < PANEL; lane++) {
+            p[lane] = 0.0f;
+            for (int part = state->p_parts - 1; part >= 0; part--) {
+                const uint16_t *at = task->p + part * TILE_K * PANEL + (line - line % PAIR) * PANEL;
+                p[lane] += attn__bf16_to_f32(at[PAIR * lane + line % PAIR]);
+            }
+        }
+        widen(state->wide, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
+              span->v_dim, block->dim_v);
+        value_masked(task->ot, &task->band, tile->first + j, state->wide, block->dim_v, p);
+    }
+}
+
+/* ... and after. */
+static void end_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
+{
+    if (state->parts != 1) {
+        fade_panel(task->ot, task->fade, state->fresh, state->width);
+    }
+    if (tile->odd_v) {
+        add_odd_values(state, tile, task);
+    }
+}
+
+/*
+ * All panels against one tile, in a pipeline: while the vectors make the weights of one panel, the tiles make
+ * V^T P^T of the panel before and the scores of the next.
+ */
+static void tile_step(const dot_state *state, const dot_tile *tile)
+{
+    static const attn__dot nothing = {0};
+    dot_task tasks[3];
+    dot_task *before = NULL, *now = &tasks[0];
+    int64_t panel = 0;
+    if (!next_task(state, tile, &panel, 0, now)) {
+        return;
+    }
+    attn__dot scores = scores_of(state, now), values = nothing;
+    dot_product(&scores);
+    for (int64_t turn = 1; now != NULL || before != NULL; turn++) {
+        dot_task *next = &tasks[turn % 3];
+        if (now == NULL || !next_task(state, tile, &panel, turn, next)) {
+            next = NULL;
+        }
+        scores = next != NULL ? scores_of(state, next) : nothing;
+        values = nothing;
+        if (before != NULL) {
+            begin_values(state, before);
+            values = values_of(state, before);
+        }
+        dot_queue queue = {.at = {dot_start(&values), dot_start(&scores)}};
+        queue.steps = dot_steps(&values) + dot_steps(&scores) + 1; /* one to change over */
+        if (now != NULL) {
+            end_scores(state, tile, now);
+            softmax(state, now, &queue);
+        }
+        dot_finish(&queue.at[0]);
+        dot_finish(&queue.at[1]);
+        if (before != NULL) {
+            end_values(state, tile, before);
+        }
+        before = now;
+        now = next;
+    }
+}
+
+/* ---- begin, loop, end ---------------------------------------------------------------------------- */
+
+static void clear(const dot_state *state)
+{
+    const int64_t lanes = state->panels * PANEL;
+    memset(state->ot, 0, sizeof(float) * (size_t)(lanes * state->width));
+    memset(state->sum, 0, sizeof(float) * (size_t)lanes);
+    for (int64_t i = 0; i < lanes; i++) {
+        state->max[i] = -INFINITY;
+    }
+}
+
+/* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
+ * sum = 0, which gives O = 0 and lse = -inf. */
+static void write_rows(const dot_state *state)
+{
+    const attn__block *block = state->block;
+    for (int64_t row = 0; row < block->count; row++) {
+        const float *from = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
+        float *to = block->o + row * block->o_stride;
+        float sum = state->sum[row];
+        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+        for (int64_t d = 0; d < block->dim_v; d++) {
+            to[d] = from[d * PANEL] * inverse;
+        }
+        block->lse[row] = (float)(((double)state->max[row] + log2((double)sum)) * 0.69314718055994530942);
+    }
+}
+
+static void forward(const attn__block *block, void *scratch)
+{
+    dot_state state = {.block = block};
+    lay_out(&state, scratch, block->dtype, block->count, block->dim_qk, block->dim_v);
+    state.factor = (float)(fabs((double)block->scale) * 1.44269504088896340736);
+    pack_queries(&state);
+    clear(&state);
+    dot_begin();
+    for (int64_t s = 0; s < block->span_count; s++) {
+        const attn__span *span = &block->spans[s];
+        int64_t first = attn__max(span->first, block->first + block->lo);
+        int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
+        for (; first < end; first += TILE_K) {
+            dot_tile tile = {.span = span, .first = first, .count = attn__min(TILE_K, end - first)};
+            tile.padded = round_up(tile.count, KEY_STEP);
+            pack_keys(&state, &tile);
+            pack_values(&state, &tile);
+            tile_step(&state, &tile);
+        }
+    }
+    dot_end();
+    write_rows(&state);
+}
+
+#include "kernel/cpu/flash_dot_backward.inc.h"
+
+/* ---- the row ------------------------------------------------------------------------------------- */
+
+static int64_t tile_q(const attn__shape *shape)
+{
+    const int64_t parts = shape->dtype == ATTN_BF16 ? 1 : WEIGHT_PARTS;
+    const int64_t bytes = round_up(shape->dim_qk, PAIR_LANES) * parts * (int64_t)sizeof(uint16_t) +
+                          round_up(shape->dim_v, VEC_LANES) * (int64_t)sizeof(float);
+    const int64_t most = attn__min(TILE_Q, QUERY_BYTES / bytes / PANEL * PANEL);
+    return attn__min(most, round_up(shape->rows, PANEL));
+}
+
+static const char *rejects(const attn__shape *shape)
+{
+    if (dot_parts_of(shape->dtype) > DOT_MOST_PARTS) {
+        return "takes bf16 only";
+    }
+    return NULL;
+}
+
+static size_t scratch_bytes(const attn__shape *shape)
+{
+    dot_state state;
+    return sizeof(float) * lay_out(&state, NULL, shape->dtype, tile_q(shape), shape->dim_qk, shape->dim_v);
+}
+
+const attn__kernel FLASH_ROW = {
+    .name = FLASH_NAME,
+    .summary = FLASH_SUMMARY,
+    .needs = FLASH_NEEDS,
+    .rounds_weights = true,
+    .tile_q = tile_q,
+    .rejects = rejects,
+    .scratch = scratch_bytes,
+    .forward = forward,
+    .backward_tile_q = backward_tile_q,
+    .backward_tile_k = backward_tile_k,
+    .backward_scratch = backward_scratch,
+    .backward = backward,
+};
+
+static void probe_dot(const attn__dot *dot)
+{
+    dot_begin();
+    dot_product(dot);
+    dot_end();
+}
+
+const attn__probe FLASH_PROBE = {
+    .lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak, .dot = probe_dot, .dot_peak = probe_dot_peak};

@@ -1,0 +1,631 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_dot_backward.inc.h - the gradients of one query tile against a list of key spans, all products in
+ * bf16 parts; the second half of flash_dot.inc.h, which includes it.
+ *
+ * METHOD.  As flash_backward.inc.h (Dao et al., arXiv 2205.14135), with the operands laid out for attn__dot:
+ *
+ *     Q^T, dO^T in pairs of dims, Q, dO in pairs of queries: packed once per call
+ *     for each tile of keys: K, V and K^T packed
+ *         for each panel of queries:
+ *             S^T = K Q^T, dP^T = V dO^T
+ *             P = exp2(S - lse), dS = scale P (dP - delta)   vertical; cut into parts, twice for dS
+ *             dQ^T += K^T dS^T                               B: dS^T in pairs of keys
+ *         dV += P^T dO, dK += dS^T Q                         A: P^T and dS^T along the queries
+ *     dQ += dQ^T turned
+ *
+ * Scores stay without a factor until they are fp32, and dS gets its factor before it is cut, so that nothing
+ * is rounded for a factor's sake.
+ *
+ * PARTS.  bf16 is its own part, and P and dS are rounded to one: relative errors of up to 2^-8 each.  fp16 is
+ * two parts and fp32 three; P and dS are three then, which keeps 24 bits.  Sums begin at zero for each tile
+ * (dQ, one part: go on) and are added to dV and dK as fp32.
+ *
+ * MASK.  Blocks of 32 keys by 32 queries that nobody sees are left out of every product; what else is masked
+ * is P = dS = 0.  A tile with an infinite or NaN element in Q, dO, K or V is summed cell by cell in fp32.
+ *
+ * COST.  10 FLOPs a cell and dim for one part; 50 for two and 60 for three, less in scores of two.  About 26
+ * vector operations for 16 cells of one part.  See docs/perf/cpu_amx_backward.md.
+ */
+enum {
+    BLOCK = PANEL,             /* keys of a block: what is masked as a whole is not computed */
+    BACK_Q = 256,              /* queries of a call, at most */
+    BACK_K = 128,              /* keys of a tile, at most */
+    BACK_BYTES = 1024 * 1024,  /* packed queries of a call, and their dQ */
+    KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
+    RANGE_BYTES = 2048 * 1024, /* K, V, dK and dV of a range of keys: L2 and L3 */
+};
+
+typedef struct backward_state {
+    const attn__gradient *gradient;
+    int parts;              /* of the inputs */
+    int weight_parts;       /* of P and dS */
+    int64_t panels, lanes;  /* lanes = panels * PANEL */
+    int64_t pad_qk, pad_v;  /* dims, up to a multiple of 32 */
+    int64_t tile_k;         /* keys of a tile, at most: a multiple of BLOCK */
+    bool finite;            /* Q and dO are */
+    uint16_t *qt, *dt;      /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
+    uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
+    float *dqt;             /* dQ^T: [panel][dim][PANEL] */
+    float *lse, *delta;     /* [lane]; lse as a power of 2 */
+    uint16_t *k, *v;        /* [part][tile_k][dim] */
+    uint16_t *kt;           /* K^T: [part][dim][tile_k] */
+    uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
+    uint16_t *pairs;        /* dS^T of a panel: [part][tile_k / 2][2 * PANEL] */
+    float *scores, *slopes; /* S^T, dP^T of a panel: [tile_k][PANEL] */
+    float *sums;            /* a product on its way to fp32 rows: [tile_k or dims][PANEL] */
+    uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
+    float *wide;            /* [4][dims]: q, dO, k, v of one cell */
+} backward_state;
+
+/* Some keys, their values, and where their gradients go. */
+typedef struct backward_tile {
+    const attn__gradient_span *span;
+    int64_t first, count, skip; /* skip: keys of the span before the first */
+    float *dk, *dv;             /* NULL: not wanted */
+} backward_tile;
+
+/* A panel against a tile.  Offsets in the tile: [from, to) is seen by some row, [whole_from, whole_to) by
+ * every row; [begin, end) are the blocks around [from, to). */
+typedef struct backward_part {
+    flash_band band;
+    int64_t from, to, whole_from, whole_to, begin, end;
+} backward_part;
+
+/* ---- sizes ---------------------------------------------------------------------------------------- */
+
+static int64_t backward_tile_q(const attn__shape *shape)
+{
+    const int64_t qk = round_up(shape->dim_qk, KEY_STEP), v = round_up(shape->dim_v, KEY_STEP);
+    const int64_t bytes = 4 * (qk + v) * dot_parts_of(shape->dtype) + 4 * qk;
+    const int64_t most = attn__max(1, attn__min(BACK_Q, BACK_BYTES / bytes) / PANEL) * PANEL;
+    return attn__min(most, round_up(shape->rows, PANEL));
+}
+
+static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
+{
+    const int64_t most = attn__min(BACK_K, KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
+    return attn__max(1, most / BLOCK) * BLOCK;
+}
+
+/* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
+static int64_t backward_tile_k(const attn__shape *shape)
+{
+    const int64_t bytes =
+        (int64_t)(sizeof(float) + attn_dtype_size(shape->dtype)) * (shape->dim_qk + shape->dim_v);
+    return attn__max(BACK_K, RANGE_BYTES / bytes / BACK_K * BACK_K);
+}
+
+static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype dtype, int64_t rows,
+                               int64_t dim_qk, int64_t dim_v)
+{
+    size_t used = 0;
+    const int parts = dot_parts_of(dtype), weight_parts = parts == 1 ? 1 : WEIGHT_PARTS;
+    const int64_t qk = round_up(dim_qk, KEY_STEP), v = round_up(dim_v, KEY_STEP),
+                  keys = backward_keys(qk, v, parts);
+    state->parts = parts, state->weight_parts = weight_parts;
+    state->pad_qk = qk, state->pad_v = v, state->tile_k = keys;
+    state->panels = attn__ceil_div(rows, PANEL);
+    const int64_t lanes = state->lanes = state->panels * PANEL;
+    state->qt = take_bf16(scratch, &used, parts * lanes * qk);
+    state->dt = take_bf16(scratch, &used, parts * lanes * v);
+    state->q = take_bf16(scratch, &used, parts * lanes * qk);
+    state->dout = take_bf16(scratch, &used, parts * lanes * v);
+    state->dqt = take(scratch, &used, lanes * qk);
+    state->lse = take(scratch, &used, lanes);
+    state->delta = take(scratch, &used, lanes);
+    state->k = take_bf16(scratch, &used, parts * keys * qk);
+    state->v = take_bf16(scratch, &used, parts * keys * v);
+    state->kt = take_bf16(scratch, &used, parts * keys * qk);
+    state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->pairs = take_bf16(scratch, &used, weight_parts * keys * PANEL);
+    state->scores = take(scratch, &used, keys * PANEL);
+    state->slopes = take(scratch, &used, keys * PANEL);
+    state->sums = take(scratch, &used, attn__max(keys, qk) * PANEL);
+    state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
+    state->wide = take(scratch, &used, 2 * (qk + v));
+    return used;
+}
+
+/* ---- packing -------------------------------------------------------------------------------------- */
+
+/* `real` rows of an input as rows of A, `pad` long; those up to `rows` are 0. */
+static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64_t dim, int64_t pad,
+                      int64_t real, int64_t rows, float *wide)
+{
+    const int parts = dot_parts_of(from->dtype);
+    for (int64_t i = 0; i < real; i++) {
+        dot_pack_row(a + i * pad, a_part, attn__element(from->data, from->dtype, i * from->token),
+                     from->dtype, from->dim, dim, pad, wide);
+    }
+    for (int part = 0; part < parts; part++) {
+        memset(a + part * a_part + real * pad, 0, sizeof *a * (size_t)((rows - real) * pad));
+    }
+}
+
+/* One panel of Q or dO, which lies in state->rows, both ways. */
+static void turn_panel(const backward_state *state, int64_t panel, uint16_t *transposed, uint16_t *strips,
+                       int64_t pad)
+{
+    for (int part = 0; part < state->parts; part++) {
+        const uint16_t *from = state->rows + part * PANEL * pad;
+        uint16_t *to = transposed + (panel * state->parts + part) * pad * PANEL;
+        for (int64_t d = 0; d < pad; d += PAIR_LANES) {
+            dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, pad);
+            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * pad + d, pad);
+            uint16_t *strip =
+                strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
+            for (int64_t i = 0; i < PANEL; i += PAIR) {
+                dot_pair_rows(strip + i * PANEL, from + i * pad + d, from + (i + 1) * pad + d, PANEL);
+            }
+        }
+    }
+}
+
+/* Rows of Q or dO of one panel.  Rows with lse = -inf and lanes without a row are 0. */
+static bool pack_panel(const backward_state *state, int64_t panel, const attn__rows *input, int64_t dim,
+                       int64_t pad, uint16_t *transposed, uint16_t *strips)
+{
+    const attn__gradient *g = state->gradient;
+    const int64_t first = panel * PANEL, real = attn__min(PANEL, g->count - first);
+    const attn__rows from = {attn__element(input->data, input->dtype, first * input->token), input->dtype,
+                             input->token, input->dim};
+    pack_rows(state->rows, PANEL * pad, &from, dim, pad, real, PANEL, state->wide);
+    for (int64_t i = 0; i < real; i++) {
+        for (int part = 0; part < state->parts && g->lse[first + i] == -INFINITY; part++) {
+            memset(state->rows + (part * PANEL + i) * pad, 0, sizeof *state->rows * (size_t)pad);
+        }
+    }
+    turn_panel(state, panel, transposed, strips, pad);
+    return finite_row(state->rows, PANEL * pad);
+}
+
+/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
+static void pack_inputs(backward_state *state)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__rows q = {g->q, g->dtype, g->q_token, g->q_dim};
+    const attn__rows dout = {g->dout, g->dtype, g->dout_token, g->dout_dim};
+    state->finite = true;
+    for (int64_t panel = 0; panel < state->panels; panel++) {
+        const bool first = pack_panel(state, panel, &q, g->dim_qk, state->pad_qk, state->qt, state->q);
+        const bool second = pack_panel(state, panel, &dout, g->dim_v, state->pad_v, state->dt, state->dout);
+        state->finite = state->finite && first && second;
+    }
+    for (int64_t lane = 0; lane < state->lanes; lane++) {
+        const bool real = lane < g->count && g->lse[lane] != -INFINITY;
+        state->lse[lane] = real ? (float)((double)g->lse[lane] * 1.44269504088896340736) : INFINITY;
+        state->delta[lane] = real ? g->delta[lane] : 0.0f;
+    }
+    memset(state->dqt, 0, sizeof(float) * (size_t)(state->lanes * state->pad_qk));
+}
+
+/* K^T of a tile of `rows` keys, from K. */
+static void turn_keys(const backward_state *state, int64_t rows)
+{
+    const int64_t pad = state->pad_qk, keys = state->tile_k;
+    for (int part = 0; part < state->parts; part++) {
+        const uint16_t *from = state->k + part * keys * pad;
+        uint16_t *to = state->kt + part * keys * pad;
+        for (int64_t j = 0; j < rows; j += PAIR_LANES) {
+            for (int64_t i = 0; i < PAIR_LANES; i += PAIR) {
+                const uint16_t *row = from + (j + i) * pad;
+                dot_pair_rows(state->rows + i * pad, row, row + pad, pad);
+            }
+            for (int64_t d = 0; d < pad; d += VEC_LANES) {
+                dot_transpose(to + d * keys + j, keys, state->rows + PAIR * d, PAIR * pad);
+            }
+        }
+    }
+}
+
+/* K, V and K^T of a tile; whether they are finite. */
+static bool pack_tile(const backward_state *state, const backward_tile *tile)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__gradient_span *span = tile->span;
+    const int64_t rows = round_up(tile->count, BLOCK), keys = state->tile_k;
+    const attn__rows k = {attn__element(span->k, g->dtype, tile->skip * span->k_token), g->dtype,
+                          span->k_token, span->k_dim};
+    const attn__rows v = {attn__element(span->v, g->dtype, tile->skip * span->v_token), g->dtype,
+                          span->v_token, span->v_dim};
+    pack_rows(state->k, keys * state->pad_qk, &k, g->dim_qk, state->pad_qk, tile->count, rows, state->wide);
+    pack_rows(state->v, keys * state->pad_v, &v, g->dim_v, state->pad_v, tile->count, rows, state->wide);
+    turn_keys(state, rows);
+    return finite_row(state->k, rows * state->pad_qk) && finite_row(state->v, rows * state->pad_v);
+}
+
+/* ---- P and dS ------------------------------------------------------------------------------------- */
+
+/* Constants and the two vectors of queries of a panel. */
+typedef struct backward_lanes {
+    vec factor, scale, lse[2], delta[2];
+} backward_lanes;
+
+/* One vector: scores become weights, dP becomes scale * dS.  The minimum cuts off what rounding says beyond
+ * P = 1; it lets a NaN through. */
+VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *scores, const float *slopes,
+                           vec *weight, vec *slope)
+{
+    const vec power = vec_fma(vec_load(scores), lanes->factor, vec_sub(vec_set(0.0f), lanes->lse[half]));
+    *weight = flash_exp2(vec_min(vec_set(0.0f), power));
+    *slope = vec_mul(vec_mul(*weight, lanes->scale), vec_sub(vec_load(slopes), lanes->delta[half]));
+}
+
+/* The parts of 32 fp32 as rows of A. */
+VEC_INLINE void cut_row(const int parts, __m512i *row, vec x, vec y)
+{
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
+                                         29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    if (parts == 1) {
+        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        return;
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < parts; i++) {
+        row[i] = _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
+        x = vec_sub(x, dot_upper(x));
+        y = vec_sub(y, dot_upper(y));
+    }
+}
+
+/* Rows x and y of A as a row of B. */
+VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
+{
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(VEC_LANES));
+    _mm512_storeu_si512(b, _mm512_permutex2var_epi16(x, low, y));
+    _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
+}
+
+/* Keys j and j + 1 of a panel; all lanes see them, or `masked`. */
+VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
+                           const backward_lanes *lanes, const backward_part *part, int64_t panel,
+                           int64_t position, int64_t j)
+{
+    const int64_t keys = state->tile_k, a_part = keys * state->lanes;
+    __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
+    FLASH_UNROLL
+    for (int i = 0; i < 2; i++) {
+        const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + panel * PANEL;
+        vec weight[2], slope[2];
+        FLASH_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int64_t lane = half * VEC_LANES;
+            weigh_back(lanes, half, state->scores + at + lane, state->slopes + at + lane, &weight[half],
+                       &slope[half]);
+            if (masked) {
+                const vec_mask seen =
+                    j + i < part->to ? visible(&part->band, position + j + i, lane) : vec_between(0, 0);
+                weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
+                slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
+            }
+        }
+        cut_row(parts, p, weight[0], weight[1]);
+        cut_row(parts, ds[i], slope[0], slope[1]);
+        FLASH_UNROLL
+        for (int n = 0; n < parts; n++) {
+            _mm512_storeu_si512(state->p + n * a_part + to, p[n]);
+            _mm512_storeu_si512(state->ds + n * a_part + to, ds[i][n]);
+        }
+    }
+    FLASH_UNROLL
+    for (int n = 0; n < parts; n++) {
+        store_pairs(state->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
+    }
+}
+
+VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_part *part,
+                            int64_t panel, int64_t position)
+{
+    const attn__gradient *g = state->gradient;
+    const float *lse = state->lse + panel * PANEL, *delta = state->delta + panel * PANEL;
+    const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
+                                  vec_set(g->scale),
+                                  {vec_load(lse), vec_load(lse + VEC_LANES)},
+                                  {vec_load(delta), vec_load(delta + VEC_LANES)}};
+    for (int64_t j = part->begin; j < part->end; j += PAIR) {
+        if (part->whole_from <= j && j + PAIR <= part->whole_to) {
+            weigh_pair(parts, false, state, &lanes, part, panel, position, j);
+        } else {
+            weigh_pair(parts, true, state, &lanes, part, panel, position, j);
+        }
+    }
+}
+
+static backward_part part_of(const backward_state *state, int64_t panel, const backward_tile *tile)
+{
+    const attn__gradient *g = state->gradient;
+    backward_part part = {.band = {g->first + panel * PANEL, g->lo, g->hi}};
+    const int64_t row = part.band.row, last = attn__min(row + PANEL, g->first + g->count) - 1;
+    part.from = attn__min(tile->count, attn__max(0, row + g->lo - tile->first));
+    part.to = attn__max(part.from, attn__min(tile->count, last + g->hi + 1 - tile->first));
+    part.whole_from = attn__min(part.to, attn__max(part.from, last + g->lo - tile->first));
+    part.whole_to = attn__max(part.whole_from, attn__min(part.to, row + g->hi + 1 - tile->first));
+    part.begin = part.from / BLOCK * BLOCK;
+    part.end = part.from == part.to ? part.begin : round_up(part.to, BLOCK);
+    return part;
+}
+
+/* S^T and dP^T of one panel and one tile. */
+static void make_scores(const backward_state *state, int64_t panel, const backward_part *part)
+{
+    const int64_t keys = state->tile_k, qk = state->pad_qk, v = state->pad_v;
+    attn__dot dot = {.a = state->k + part->begin * qk,
+                     .a_row = qk,
+                     .a_part = keys * qk,
+                     .a_parts = state->parts,
+                     .b = state->qt + panel * state->parts * qk * PANEL,
+                     .b_row = PAIR * PANEL,
+                     .b_part = qk * PANEL,
+                     .b_parts = state->parts,
+                     .c = state->scores + part->begin * PANEL,
+                     .c_row = PANEL,
+                     .rows = part->end - part->begin,
+                     .cols = PANEL,
+                     .depth = qk};
+    dot_product(&dot);
+    dot.a = state->v + part->begin * v, dot.a_row = v, dot.a_part = keys * v;
+    dot.b = state->dt + panel * state->parts * v * PANEL, dot.b_part = v * PANEL;
+    dot.c = state->slopes + part->begin * PANEL, dot.depth = v;
+    dot_product(&dot);
+}
+
+/* dQ^T of one panel takes in one tile. */
+static void add_queries(const backward_state *state, int64_t panel, const backward_part *part)
+{
+    const int64_t keys = state->tile_k, qk = state->pad_qk;
+    float *dqt = state->dqt + panel * qk * PANEL;
+    const bool add = state->weight_parts == 1;
+    const attn__dot dot = {.a = state->kt + part->begin,
+                           .a_row = keys,
+                           .a_part = keys * qk,
+                           .a_parts = state->parts,
+                           .b = state->pairs + part->begin * PANEL,
+                           .b_row = PAIR * PANEL,
+                           .b_part = keys * PANEL,
+                           .b_parts = state->weight_parts,
+                           .c = add ? dqt : state->sums,
+                           .c_row = PANEL,
+                           .rows = qk,
+                           .cols = PANEL,
+                           .depth = part->end - part->begin,
+                           .add = add};
+    dot_product(&dot);
+    for (int64_t i = 0; i < qk * PANEL && !add; i += VEC_LANES) {
+        vec_store(dqt + i, vec_add(vec_load(dqt + i), vec_load(state->sums + i)));
+    }
+}
+
+/* P^T and dS^T of all panels and one tile, and what they add to dQ^T.  What a product reads has been stored
+ * one step before the step before: the stores are done by then. */
+static void add_panels(const backward_state *state, const backward_tile *tile)
+{
+    backward_part part = part_of(state, 0, tile), next = part;
+    make_scores(state, 0, &part);
+    for (int64_t panel = 0; panel < state->panels; panel++, part = next) {
+        if (state->weight_parts == 1) {
+            weigh_panel(1, state, &part, panel, tile->first);
+        } else {
+            weigh_panel(WEIGHT_PARTS, state, &part, panel, tile->first);
+        }
+        if (panel + 1 < state->panels) {
+            next = part_of(state, panel + 1, tile);
+            make_scores(state, panel + 1, &next);
+        }
+        if (state->gradient->dq != NULL && part.begin < part.end) {
+            add_queries(state, panel, &part);
+        }
+    }
+}
+
+/* ---- dV and dK ------------------------------------------------------------------------------------ */
+
+/* Adds `rows` rows of state->sums, `width` wide. */
+static void add_sums(const backward_state *state, float *out, int64_t token, int64_t rows, int64_t width)
+{
+    const vec_mask low = vec_between(0, (int32_t)width), high = vec_between(0, (int32_t)width - VEC_LANES);
+    for (int64_t i = 0; i < rows; i++) {
+        const float *sum = state->sums + i * PANEL;
+        float *at = out + i * token;
+        _mm512_mask_storeu_ps(at, low, vec_add(_mm512_maskz_loadu_ps(low, at), vec_load(sum)));
+        if (width > VEC_LANES) {
+            at += VEC_LANES;
+            _mm512_mask_storeu_ps(at, high,
+                                  vec_add(_mm512_maskz_loadu_ps(high, at), vec_load(sum + VEC_LANES)));
+        }
+    }
+}
+
+/* out += W^T X for the block of keys at `key`: panels [from, to) see some of it. */
+static void add_block(const backward_state *state, const backward_tile *tile, int64_t key, int64_t from,
+                      int64_t to, const uint16_t *weights, const uint16_t *strips, float *out, int64_t token,
+                      int64_t dim)
+{
+    const int64_t count = attn__min(BLOCK, tile->count - key);
+    for (int64_t d = 0; d < dim; d += PANEL) {
+        const attn__dot dot = {
+            .a = weights + key * state->lanes + from * PANEL,
+            .a_row = state->lanes,
+            .a_part = state->tile_k * state->lanes,
+            .a_parts = state->weight_parts,
+            .b = strips + (d / PANEL * state->parts * state->lanes + from * PANEL) * PANEL,
+            .b_row = PAIR * PANEL,
+            .b_part = state->lanes * PANEL,
+            .b_parts = state->parts,
+            .c = state->sums,
+            .c_row = PANEL,
+            .rows = BLOCK,
+            .cols = PANEL,
+            .depth = (to - from) * PANEL,
+        };
+        dot_product(&dot);
+        add_sums(state, out + key * token + d, token, count, attn__min(PANEL, dim - d));
+    }
+}
+
+static void add_products(const backward_state *state, const backward_tile *tile)
+{
+    const attn__gradient *g = state->gradient;
+    for (int64_t key = 0; key < tile->count; key += BLOCK) {
+        int64_t from = state->panels, to = 0;
+        for (int64_t panel = 0; panel < state->panels; panel++) {
+            const backward_part part = part_of(state, panel, tile);
+            if (part.begin <= key && key < part.end) {
+                from = attn__min(from, panel);
+                to = panel + 1;
+            }
+        }
+        if (from < to && tile->dv != NULL) {
+            add_block(state, tile, key, from, to, state->p, state->dout, tile->dv, tile->span->dv_token,
+                      g->dim_v);
+        }
+        if (from < to && tile->dk != NULL) {
+            add_block(state, tile, key, from, to, state->ds, state->q, tile->dk, tile->span->dk_token,
+                      g->dim_qk);
+        }
+    }
+}
+
+/* ---- tiles with NaN or inf ------------------------------------------------------------------------ */
+
+/* Row `index` of an input as dense fp32, zeros up to a whole vector. */
+static const float *wide_row(float *to, const void *data, attn_dtype dtype, int64_t index, int64_t token,
+                             int64_t stride, int64_t dim)
+{
+    widen(to, data, index * token, dtype, stride, dim);
+    memset(to + dim, 0, sizeof *to * (size_t)(round_up(dim, VEC_LANES) - dim));
+    return to;
+}
+
+static float dot_wide(const float *x, const float *y, int64_t dim)
+{
+    vec acc = vec_set(0.0f);
+    float lanes[VEC_LANES], sum = 0.0f;
+    for (int64_t d = 0; d < dim; d += VEC_LANES) {
+        acc = vec_fma(vec_load(x + d), vec_load(y + d), acc);
+    }
+    vec_store(lanes, acc);
+    for (int i = 0; i < VEC_LANES; i++) {
+        sum += lanes[i];
+    }
+    return sum;
+}
+
+static void add_scaled(float *out, float factor, const float *x, int64_t dim)
+{
+    for (int64_t d = 0; d < dim; d++) {
+        out[d] += factor * x[d];
+    }
+}
+
+/* One query row and one key: all of the method in fp32. */
+static void add_cell(const backward_state *state, const backward_tile *tile, int64_t i, int64_t j,
+                     const float *k, const float *v)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__gradient_span *span = tile->span;
+    const int64_t width = state->pad_qk + state->pad_v;
+    const float *q = wide_row(state->wide + width, g->q, g->dtype, i, g->q_token, g->q_dim, g->dim_qk);
+    const float *dout = wide_row(state->wide + width + state->pad_qk, g->dout, g->dtype, i, g->dout_token,
+                                 g->dout_dim, g->dim_v);
+    const float score = dot_wide(q, k, g->dim_qk), slope = dot_wide(dout, v, g->dim_v);
+    const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
+                                  vec_set(g->scale),
+                                  {vec_set(state->lse[i])},
+                                  {vec_set(state->delta[i])}};
+    float scores[VEC_LANES], slopes[VEC_LANES];
+    vec weight, ds;
+    vec_store(scores, vec_set(score));
+    vec_store(slopes, vec_set(slope));
+    weigh_back(&lanes, 0, scores, slopes, &weight, &ds);
+    vec_store(scores, weight);
+    vec_store(slopes, ds);
+    if (tile->dv != NULL) {
+        add_scaled(tile->dv + j * span->dv_token, scores[0], dout, g->dim_v);
+    }
+    if (tile->dk != NULL) {
+        add_scaled(tile->dk + j * span->dk_token, slopes[0], q, g->dim_qk);
+    }
+    if (g->dq != NULL) {
+        add_scaled(g->dq + i * g->dq_token, slopes[0], k, g->dim_qk);
+    }
+}
+
+static void add_cells(const backward_state *state, const backward_tile *tile)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__gradient_span *span = tile->span;
+    for (int64_t j = 0; j < tile->count; j++) {
+        const int64_t apart = tile->first + j - g->first, row = tile->skip + j;
+        const float *k = wide_row(state->wide, span->k, g->dtype, row, span->k_token, span->k_dim, g->dim_qk);
+        const float *v = wide_row(state->wide + state->pad_qk, span->v, g->dtype, row, span->v_token,
+                                  span->v_dim, g->dim_v);
+        for (int64_t i = attn__max(0, apart - g->hi); i < attn__min(g->count, apart - g->lo + 1); i++) {
+            if (g->lse[i] != -INFINITY) {
+                add_cell(state, tile, i, j, k, v);
+            }
+        }
+    }
+}
+
+/* ---- one call -------------------------------------------------------------------------------------- */
+
+/* dQ += dQ^T, turned. */
+static void write_queries(const backward_state *state)
+{
+    const attn__gradient *g = state->gradient;
+    for (int64_t row = 0; row < g->count && g->dq != NULL; row++) {
+        const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
+        float *to = g->dq + row * g->dq_token;
+        for (int64_t d = 0; d < g->dim_qk; d++) {
+            to[d] += from[d * PANEL];
+        }
+    }
+}
+
+static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
+                     int64_t count)
+{
+    const int64_t skip = first - span->first;
+    const backward_tile tile = {.span = span,
+                                .first = first,
+                                .count = count,
+                                .skip = skip,
+                                .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
+                                .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token};
+    if (!pack_tile(state, &tile) || !state->finite) {
+        add_cells(state, &tile);
+        return;
+    }
+    add_panels(state, &tile);
+    add_products(state, &tile);
+}
+
+static void backward(const attn__gradient *gradient, void *scratch)
+{
+    const attn__gradient *g = gradient;
+    backward_state state = {.gradient = g};
+    backward_lay_out(&state, scratch, g->dtype, g->count, g->dim_qk, g->dim_v);
+    dot_begin();
+    pack_inputs(&state);
+    for (int64_t s = 0; s < g->span_count; s++) {
+        const attn__gradient_span *span = &g->spans[s];
+        int64_t first = attn__max(span->first, g->first + g->lo);
+        int64_t end = attn__min(span->first + span->count, g->first + g->count + g->hi);
+        for (; first < end; first += state.tile_k) {
+            add_tile(&state, span, first, attn__min(state.tile_k, end - first));
+        }
+    }
+    dot_end();
+    write_queries(&state);
+}
+
+static size_t backward_scratch(const attn__shape *shape)
+{
+    backward_state state;
+    return sizeof(float) *
+           backward_lay_out(&state, NULL, shape->dtype, backward_tile_q(shape), shape->dim_qk, shape->dim_v);
+}

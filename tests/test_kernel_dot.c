@@ -1,0 +1,165 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_kernel_dot.c - products of matrices in bf16 parts (attn__dot) against fp64: every number of parts,
+ * remainders of tiles, rows apart, sums that are added to.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "check.h"
+#include "kernel/rows.h"
+
+static const struct {
+    const char *name;
+    const attn__probe *probe;
+    uint32_t needs;
+} instances[] = {
+    {"amx", &attn__probe_amx, ATTN__CPU_AMX},
+    {"avx512bf16", &attn__probe_avx512bf16, ATTN__CPU_AVX512_BF16},
+};
+
+/* One operand: what its parts add up to, and the parts, guarded. */
+typedef struct operand {
+    double *value; /* [rows][depth] of A, [depth][cols] of B */
+    check_buffer parts;
+} operand;
+
+static const int64_t GAP = 7; /* between the parts */
+
+static uint16_t upper(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return (uint16_t)(bits >> 16);
+}
+
+/* Fills element `at` of every part; returns their sum. */
+static double put(uint16_t *parts, int64_t at, int64_t part, int count, uint64_t *seed)
+{
+    float rest = (float)check_normal(seed);
+    double sum = 0.0;
+    for (int i = 0; i < count; i++) {
+        uint16_t bits = upper(rest);
+        parts[at + i * part] = bits;
+        sum += (double)attn__bf16_to_f32(bits);
+        rest -= attn__bf16_to_f32(bits);
+    }
+    return sum;
+}
+
+static operand make_a(attn__dot *dot, uint64_t *seed)
+{
+    operand a = {.value = attn__alloc_array(dot->rows * dot->depth, sizeof(double))};
+    dot->a_row = dot->depth + 32 * check_between(seed, 0, 2);
+    dot->a_part = (dot->rows - 1) * dot->a_row + dot->depth + GAP;
+    check_buffer_open(&a.parts, sizeof(uint16_t) * (size_t)(dot->a_parts * dot->a_part - GAP), 2, true);
+    for (int64_t i = 0; i < dot->rows; i++) {
+        for (int64_t k = 0; k < dot->depth; k++) {
+            a.value[i * dot->depth + k] =
+                put(a.parts.data, i * dot->a_row + k, dot->a_part, dot->a_parts, seed);
+        }
+    }
+    dot->a = a.parts.data;
+    return a;
+}
+
+static operand make_b(attn__dot *dot, uint64_t *seed)
+{
+    operand b = {.value = attn__alloc_array(dot->depth * dot->cols, sizeof(double))};
+    dot->b_row = 2 * dot->cols + 32 * check_between(seed, 0, 2);
+    dot->b_part = (dot->depth / 2 - 1) * dot->b_row + 2 * dot->cols + GAP;
+    check_buffer_open(&b.parts, sizeof(uint16_t) * (size_t)(dot->b_parts * dot->b_part - GAP), 2, true);
+    for (int64_t k = 0; k < dot->depth; k++) {
+        for (int64_t j = 0; j < dot->cols; j++) {
+            b.value[k * dot->cols + j] =
+                put(b.parts.data, k / 2 * dot->b_row + 2 * j + k % 2, dot->b_part, dot->b_parts, seed);
+        }
+    }
+    dot->b = b.parts.data;
+    return b;
+}
+
+/* Rounding of a sum of `depth` terms in any order and the pairs of parts that are left out, 3 * 2^-24. */
+static void compare(const char *name, const attn__dot *dot, const double *a, const double *b,
+                    const float *was)
+{
+    for (int64_t i = 0; i < dot->rows; i++) {
+        for (int64_t j = 0; j < dot->cols; j++) {
+            double want = dot->add ? (double)was[i * dot->c_row + j] : 0.0, size = fabs(want);
+            for (int64_t k = 0; k < dot->depth; k++) {
+                want += a[i * dot->depth + k] * b[k * dot->cols + j];
+                size += fabs(a[i * dot->depth + k] * b[k * dot->cols + j]);
+            }
+            const double x = (double)dot->c[i * dot->c_row + j];
+            const double bound = 0x1p-24 * (sqrt((double)dot->depth) + 4.0) * size;
+            if (!(fabs(x - want) <= bound)) {
+                fail_msg("%s: %lld x %lld x %lld, parts %d, %d%s: c[%lld][%lld] = %.9g, not %.9g +- %.2g",
+                         name, (long long)dot->rows, (long long)dot->cols, (long long)dot->depth,
+                         dot->a_parts, dot->b_parts, dot->add ? ", added" : "", (long long)i, (long long)j, x,
+                         want, bound);
+            }
+        }
+    }
+}
+
+static void run_case(const char *name, const attn__probe *probe, uint64_t *seed)
+{
+    attn__dot dot = {.rows = 16 * check_between(seed, 1, 5),
+                     .cols = 32 * check_between(seed, 1, 3),
+                     .depth = 32 * check_between(seed, 1, 6),
+                     .a_parts = (int)check_between(seed, 1, 3),
+                     .b_parts = (int)check_between(seed, 1, 3),
+                     .add = check_between(seed, 0, 1) == 0};
+    operand a = make_a(&dot, seed), b = make_b(&dot, seed);
+    check_buffer c, was;
+    dot.c_row = dot.cols + check_between(seed, 0, 1) * 5;
+    const size_t bytes = sizeof(float) * (size_t)((dot.rows - 1) * dot.c_row + dot.cols);
+    check_buffer_open(&c, bytes, sizeof(float), true);
+    check_buffer_open(&was, bytes, sizeof(float), true);
+    dot.c = c.data;
+    for (int64_t i = 0; i < dot.rows * dot.cols && dot.add; i++) {
+        dot.c[i / dot.cols * dot.c_row + i % dot.cols] = (float)check_normal(seed);
+    }
+    memcpy(was.data, c.data, bytes);
+    probe->dot(&dot);
+    compare(name, &dot, a.value, b.value, was.data);
+    for (int64_t i = 0; i + 1 < dot.rows; i++) {
+        assert_true(
+            check_poisoned(dot.c + i * dot.c_row + dot.cols, sizeof(float) * (size_t)(dot.c_row - dot.cols)));
+    }
+    check_buffer_close(&c), check_buffer_close(&was);
+    check_buffer_close(&a.parts), check_buffer_close(&b.parts);
+    attn__free(a.value), attn__free(b.value);
+}
+
+static void test_product(void **state)
+{
+    int ran = 0;
+    (void)state;
+    for (size_t i = 0; i < sizeof instances / sizeof instances[0]; i++) {
+        if (instances[i].probe->dot == NULL || (attn__cpu() & instances[i].needs) == 0) {
+            continue;
+        }
+        for (uint64_t n = 0; n < 200; n++) {
+            uint64_t seed = n;
+            run_case(instances[i].name, instances[i].probe, &seed);
+        }
+        ran++;
+    }
+    if (ran == 0) {
+        skip();
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {cmocka_unit_test(test_product)};
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
