@@ -111,6 +111,53 @@ VEC_INLINE vec vec_min(vec a, vec b)
     return vec_select(vec_less(a, b), a, b); /* b where b is NaN */
 }
 
+/* The lanes of dtype at p, widened. */
+VEC_INLINE vec vec_load_as(const void *p, attn_dtype dtype)
+{
+    vec a;
+    if (dtype == ATTN_F32) {
+        memcpy(&a, p, sizeof a);
+    } else {
+        float lanes[VEC_LANES];
+        attn_to_f32(lanes, p, dtype, 1, VEC_LANES);
+        a = vec_load(lanes);
+    }
+    return a;
+}
+/* Only the first `count` lanes; the others are 0, and not read. */
+VEC_INLINE vec vec_load_part(const void *p, attn_dtype dtype, int count)
+{
+    float lanes[VEC_LANES] = {0};
+    attn_to_f32(lanes, p, dtype, 1, count);
+    return vec_load(lanes);
+}
+
+/* Lane i: the sum of all lanes of a[i]. */
+VEC_INLINE vec vec_sums(const vec *a)
+{
+    float sums[VEC_LANES];
+    for (int i = 0; i < VEC_LANES; i++) {
+        float lanes[VEC_LANES];
+        vec_store(lanes, a[i]);
+        sums[i] = 0.0f;
+        for (int j = 0; j < VEC_LANES; j++) {
+            sums[i] += lanes[j];
+        }
+    }
+    return vec_load(sums);
+}
+/* of lanes without NaN */
+VEC_INLINE float vec_greatest(vec a)
+{
+    float lanes[VEC_LANES];
+    vec_store(lanes, a);
+    float greatest = lanes[0];
+    for (int i = 1; i < VEC_LANES; i++) {
+        greatest = lanes[i] > greatest ? lanes[i] : greatest;
+    }
+    return greatest;
+}
+
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
 {
