@@ -435,4 +435,5 @@ const attn__kernel FLASH_ROW = {
     .backward = backward,
 };
 
-const attn__probe FLASH_PROBE = {.lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak};
+const attn__probe FLASH_PROBE = {
+    .lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak, .read = probe_read};

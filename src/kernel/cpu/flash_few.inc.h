@@ -15,11 +15,11 @@
  * K and V are read once a group, where they lie if their dims are dense, and widened in registers; while
  * one of the two is read, the caches are asked for what comes next in the other.
  *
- * MASK, NaN.  A masked score is replaced by -inf.  A value is added only to rows that see its key: to all rows
- * of a group over the keys that all see, and row by row over the others.
+ * MASK, NaN.  A masked score is replaced by -inf.  A value is added only to rows that see its key: to all
+ * rows of a group over the keys that all see, and row by row over the others.
  *
- * COST.  (d_qk + d_v) / VEC_LANES FMAs for each (key, query), and about 5 vector operations; one read of K and
- * V from memory.  See docs/perf/cpu.md, "Few queries".
+ * COST.  (d_qk + d_v) / VEC_LANES FMAs for each (key, query), and about 5 vector operations; one read of K
+ * and V from memory.  See docs/perf/cpu.md, "Few queries".
  */
 enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4, /* rows that share a load */
@@ -96,8 +96,7 @@ static few_rows few_load_rows(float *copy, const attn__rows *rows, int64_t dim, 
     for (int64_t j = 0; j < count; j++) {
         widen(copy + j * dim, rows->data, j * rows->token, rows->dtype, rows->dim, dim);
     }
-    return (few_rows){
-        .dtype = ATTN_F32, .at = (const char *)copy, .token = dim * (int64_t)sizeof(float)};
+    return (few_rows){.dtype = ATTN_F32, .at = (const char *)copy, .token = dim * (int64_t)sizeof(float)};
 }
 
 /* While `reader` is read, `ahead` rows from `first` of `rows` are asked for. */
@@ -423,8 +422,7 @@ static void few_forward(const attn__block *block, float *scratch)
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
         for (; first < end; first += FEW_KEYS) {
             const int64_t count = attn__min(FEW_KEYS, end - first);
-            few_tile tile =
-                few_load(&state, span, first, count, attn__min(FEW_KEYS, end - first - count));
+            few_tile tile = few_load(&state, span, first, count, attn__min(FEW_KEYS, end - first - count));
             for (int64_t row = 0; row < block->count;) {
                 const int64_t left = block->count - row;
                 const int m = left >= FEW_GROUP ? FEW_GROUP : left >= 2 ? 2 : 1;

@@ -356,3 +356,27 @@ static int64_t probe_peak(int64_t rounds, float *sink)
     *sink = lanes[0];
     return rounds * VEC_ROWS * 2 * VEC_LANES * 2;
 }
+
+/* Maxima, since an addition of what happen to be subnormal numbers may be slow. */
+static float probe_read(const void *array, size_t bytes)
+{
+    enum { CHAINS = 8 };
+    const float *at = array;
+    const int64_t count = (int64_t)(bytes / sizeof(float));
+    vec most[CHAINS];
+    FLASH_UNROLL
+    for (int i = 0; i < CHAINS; i++) {
+        most[i] = vec_set(-INFINITY);
+    }
+    for (int64_t j = 0; j + CHAINS * VEC_LANES <= count; j += CHAINS * VEC_LANES) {
+        FLASH_UNROLL
+        for (int i = 0; i < CHAINS; i++) {
+            most[i] = vec_max(vec_load(at + j + i * VEC_LANES), most[i]);
+        }
+    }
+    FLASH_UNROLL
+    for (int i = 1; i < CHAINS; i++) {
+        most[0] = vec_max(most[i], most[0]);
+    }
+    return vec_greatest(most[0]);
+}
