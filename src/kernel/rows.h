@@ -19,7 +19,7 @@ typedef struct attn__probe {
     int lanes;
     void (*exp2)(float *y, const float *x, int64_t count); /* any count; see docs/exp.md */
     int64_t (*peak)(int64_t rounds, float *sink);          /* runs FMAs and nothing else; returns the FLOPs */
-    float (*read)(const void *array, size_t bytes); /* the fastest read that does anything: a maximum */
+    float (*read)(const void *array, size_t bytes);        /* adds up what lies there, as floats */
 } attn__probe;
 
 extern const attn__kernel attn__flash_avx512, attn__flash_avx2, attn__flash_portable; /* cpu/flash_*.c */

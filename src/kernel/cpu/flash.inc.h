@@ -13,6 +13,8 @@
  *         max, P = exp2(S - max), sum             vertical, in place
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
+ * Calls of a few queries would leave most lanes empty; flash_few.inc.h has another way for them.
+ *
  * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
  * query sees pay for the mask.
  *
@@ -34,6 +36,9 @@
  *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent)
  *     vec_less vec_select vec_between    masks
  *     vec_widen              fp16 or bf16 to fp32
+ *     vec_load_as vec_load_part    a vector of any dtype, whole or its first lanes
+ *     vec_sums               of VEC_LANES vectors, the sum of the lanes of each
+ *     vec_greatest           the greatest lane
  */
 #include <math.h>
 #include <string.h>
@@ -417,7 +422,8 @@ static size_t scratch_bytes(const attn__shape *shape)
     few_state few;
     const int64_t rows = tile_q(shape);
     const size_t panels = lay_out(&state, NULL, rows, shape->dim_qk, shape->dim_v);
-    const size_t single = few_lay_out(&few, NULL, attn__min(rows, FEW_ROWS), shape->dim_qk, shape->dim_v);
+    const size_t single =
+        few_lay_out(&few, NULL, shape->dtype, attn__min(rows, FEW_ROWS), shape->dim_qk, shape->dim_v);
     return sizeof(float) * (panels > single ? panels : single);
 }
 

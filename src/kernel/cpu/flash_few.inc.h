@@ -23,13 +23,15 @@
  */
 enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4, /* rows that share a load */
-    FEW_ROWS = VEC_LANES,                      /* of a call, at most: from there on panels are faster */
-    FEW_KEYS = 64,                             /* of a tile */
+    FEW_ROWS = VEC_LANES + VEC_LANES / 4,      /* of a call, at most: from there on panels are faster */
+    FEW_KEYS = 64,                             /* of a tile, at most */
+    FEW_BYTES = 16 * 1024,                     /* of K in a tile, and as much of V: an L1 holds both */
     FEW_DOTS = VEC_LANES < 8 ? VEC_LANES : 8,  /* keys at once: chains that hide an FMA's latency */
 };
 
 typedef struct few_state {
     const attn__block *block;
+    int64_t rows, tile_k; /* rows: a whole number of groups */
     int64_t q_row, o_row; /* dims in whole vectors */
     float *q, *o;         /* [row][q_row], [row][o_row]; dims that do not exist are 0 */
     float *p;             /* [row][FEW_KEYS] S, then P */
@@ -38,13 +40,11 @@ typedef struct few_state {
     float *k, *v;         /* a tile gathered to dense fp32 */
 } few_state;
 
-/* Rows of K or V with dense dims; distances in bytes.  `ahead` rows at next will be read soon. */
+/* Rows of K or V with dense dims; distances in bytes.  What lies `ahead` of a row will be read next. */
 typedef struct few_rows {
     attn_dtype dtype;
     const char *at;
-    int64_t token;
-    const char *next;
-    int64_t next_token, next_size, ahead;
+    int64_t token, ahead;
 } few_rows;
 
 typedef struct few_tile {
@@ -52,9 +52,18 @@ typedef struct few_tile {
     few_rows k, v;
 } few_tile;
 
-static size_t few_lay_out(few_state *state, float *scratch, int64_t rows, int64_t dim_qk, int64_t dim_v)
+VEC_INLINE int64_t few_size(const attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? 4 : 2;
+}
+
+static size_t few_lay_out(few_state *state, float *scratch, attn_dtype dtype, int64_t rows, int64_t dim_qk,
+                          int64_t dim_v)
 {
     size_t used = 0;
+    rows = state->rows = attn__ceil_div(rows, FEW_GROUP) * FEW_GROUP;
+    const int64_t keys = FEW_BYTES / (few_size(dtype) * dim_qk) / VEC_LANES * VEC_LANES;
+    state->tile_k = attn__min(FEW_KEYS, attn__max(keys, VEC_LANES));
     state->q_row = attn__ceil_div(dim_qk, VEC_LANES) * VEC_LANES;
     state->o_row = attn__ceil_div(dim_v, VEC_LANES) * VEC_LANES;
     state->q = take(scratch, &used, rows * state->q_row);
@@ -62,30 +71,34 @@ static size_t few_lay_out(few_state *state, float *scratch, int64_t rows, int64_
     state->p = take(scratch, &used, rows * FEW_KEYS);
     state->max = take(scratch, &used, rows);
     state->sum = take(scratch, &used, rows * VEC_LANES);
-    state->k = take(scratch, &used, FEW_KEYS * dim_qk);
-    state->v = take(scratch, &used, FEW_KEYS * dim_v);
+    state->k = take(scratch, &used, state->tile_k * dim_qk);
+    state->v = take(scratch, &used, state->tile_k * dim_v);
     return used;
 }
 
+/* Rows that fill the last group up are zero, and see what the last row sees. */
 static void few_begin(const few_state *state)
 {
     const attn__block *block = state->block;
     const float factor = (float)((double)block->scale * LOG2_E);
-    for (int64_t row = 0; row < block->count; row++) {
+    memset(state->q, 0, sizeof(float) * (size_t)(state->rows * state->q_row));
+    memset(state->o, 0, sizeof(float) * (size_t)(state->rows * state->o_row));
+    memset(state->sum, 0, sizeof(float) * (size_t)(state->rows * VEC_LANES));
+    for (int64_t row = 0; row < state->rows; row++) {
         float *q = state->q + row * state->q_row;
-        widen(q, block->q, row * block->q_token, block->dtype, block->q_dim, block->dim_qk);
-        for (int64_t d = 0; d < state->q_row; d++) {
-            q[d] = d < block->dim_qk ? q[d] * factor : 0.0f;
-        }
         state->max[row] = -INFINITY;
+        if (row < block->count) {
+            widen(q, block->q, row * block->q_token, block->dtype, block->q_dim, block->dim_qk);
+            for (int64_t d = 0; d < block->dim_qk; d++) {
+                q[d] *= factor;
+            }
+        }
     }
-    memset(state->o, 0, sizeof(float) * (size_t)(block->count * state->o_row));
-    memset(state->sum, 0, sizeof(float) * (size_t)(block->count * VEC_LANES));
 }
 
 /* ---- tiles ---------------------------------------------------------------------------------------- */
 
-/* `count` rows of K or V as the loops below want them; `rest` more lie behind them. */
+/* `count` rows of K or V as the loops below want them. */
 static few_rows few_load_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t count)
 {
     if (rows->dim == 1 || dim == 1) {
@@ -99,21 +112,10 @@ static few_rows few_load_rows(float *copy, const attn__rows *rows, int64_t dim, 
     return (few_rows){.dtype = ATTN_F32, .at = (const char *)copy, .token = dim * (int64_t)sizeof(float)};
 }
 
-/* While `reader` is read, `ahead` rows from `first` of `rows` are asked for. */
-static void few_ask(few_rows *reader, const attn__rows *rows, int64_t dim, int64_t first, int64_t ahead)
-{
-    const int64_t size = (int64_t)attn_dtype_size(rows->dtype);
-    if ((rows->dim == 1 || dim == 1) && ahead > 0) {
-        reader->next = attn__element(rows->data, rows->dtype, first * rows->token);
-        reader->next_token = rows->token * size;
-        reader->next_size = dim * size;
-        reader->ahead = ahead;
-    }
-}
-
-/* Keys first .. first + count of span; `ahead` more come next. */
+/* Keys first .. first + count of span; `more` says that as many come next.  Where K and V have their tokens
+ * equally far apart, each row of one finds what to ask for at one distance. */
 static few_tile few_load(const few_state *state, const attn__span *span, int64_t first, int64_t count,
-                         int64_t ahead)
+                         bool more)
 {
     const attn__block *block = state->block;
     const int64_t skip = first - span->first;
@@ -124,20 +126,18 @@ static few_tile few_load(const few_state *state, const attn__span *span, int64_t
     few_tile tile = {.first = first, .count = count};
     tile.k = few_load_rows(state->k, &k, block->dim_qk, count);
     tile.v = few_load_rows(state->v, &v, block->dim_v, count);
-    few_ask(&tile.k, &v, block->dim_v, 0, count);
-    few_ask(&tile.v, &k, block->dim_qk, count, ahead);
+    if (tile.k.token == tile.v.token && span->k_dim == 1 && span->v_dim == 1) {
+        const int64_t apart = (int64_t)((uintptr_t)tile.v.at - (uintptr_t)tile.k.at);
+        tile.k.ahead = apart;
+        tile.v.ahead = more ? count * tile.k.token - apart : 0;
+    }
     return tile;
 }
 
-/* Asks for row j of what comes next. */
-VEC_INLINE void few_fetch(const few_rows *rows, int64_t j)
+/* Asks for what lies `ahead` of p. */
+VEC_INLINE void few_fetch(const char *p, int64_t ahead)
 {
-    if (j < rows->ahead) {
-        const char *at = rows->next + j * rows->next_token;
-        for (int64_t byte = 0; byte < rows->next_size; byte += LINE) {
-            FLASH_PREFETCH(at + byte);
-        }
-    }
+    FLASH_PREFETCH((const void *)((uintptr_t)p + (uintptr_t)ahead));
 }
 
 /* A vector of a row; whole, or its first `width` lanes. */
@@ -146,18 +146,19 @@ VEC_INLINE vec few_vec(const void *p, const attn_dtype dtype, const bool whole, 
     return whole ? vec_load_as(p, dtype) : vec_load_part(p, dtype, (int)width);
 }
 
-VEC_INLINE int64_t few_size(const attn_dtype dtype)
-{
-    return dtype == ATTN_F32 ? 4 : 2;
-}
-
 /* ---- S = Q K^T ------------------------------------------------------------------------------------ */
 
 /* acc[i * n + j] += q[i] . k[j] over one vector of dims, m rows by `some` of n keys */
 VEC_INLINE void few_dot(const int m, const int n, const int some, const attn_dtype dtype, const bool whole,
                         vec *acc, const float *q, int64_t q_row, const char *const *k, int64_t byte,
-                        int64_t width)
+                        int64_t ahead, int64_t width)
 {
+    if (byte % LINE == 0) {
+        FLASH_UNROLL
+        for (int j = 0; j < some; j++) {
+            few_fetch(k[j] + byte, ahead);
+        }
+    }
     FLASH_UNROLL
     for (int j = 0; j < some; j++) {
         const vec x = few_vec(k[j] + byte, dtype, whole, width);
@@ -177,6 +178,7 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
     const int n = L / m, some = n < FEW_DOTS ? n : FEW_DOTS;
     const int64_t dim = state->block->dim_qk, q_row = state->q_row, size = few_size(dtype);
     const float *q = state->q + row * q_row;
+    const int64_t ahead = keys->ahead;
     float *s = state->p + row * FEW_KEYS;
     for (int64_t key = from; key < to; key += n) {
         vec acc[L];
@@ -190,14 +192,13 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
             FLASH_UNROLL
             for (int j = 0; j < some; j++) {
                 k[j] = keys->at + attn__min(key + part + j, to - 1) * keys->token;
-                few_fetch(keys, key + part + j);
             }
             int64_t d = 0;
             for (; d + L <= dim; d += L) {
-                few_dot(m, n, some, dtype, true, acc + part, q + d, q_row, k, d * size, L);
+                few_dot(m, n, some, dtype, true, acc + part, q + d, q_row, k, d * size, ahead, L);
             }
             if (d < dim) {
-                few_dot(m, n, some, dtype, false, acc + part, q + d, q_row, k, d * size, dim - d);
+                few_dot(m, n, some, dtype, false, acc + part, q + d, q_row, k, d * size, ahead, dim - d);
             }
         }
         float sums[L];
@@ -282,19 +283,19 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
 {
     const int64_t size = few_size(dtype);
     const char *v = values->at + from * values->token + byte;
-    const bool ask = byte == 0;
+    const int64_t ahead = values->ahead;
     vec acc[FEW_GROUP * FEW_DOTS];
     FLASH_UNROLL
     for (int i = 0; i < m * r; i++) {
         acc[i] = vec_set(0.0f);
     }
     for (int64_t j = from; j < to; j++, v += values->token) {
-        if (ask) {
-            few_fetch(values, j);
-        }
         FLASH_UNROLL
         for (int c = 0; c < r; c++) {
             const vec x = few_vec(v + c * VEC_LANES * size, dtype, whole, width);
+            if (c * VEC_LANES * size % LINE == 0) {
+                few_fetch(v + c * VEC_LANES * size, ahead);
+            }
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
                 acc[i * r + c] = vec_fma(x, vec_set(p[i * FEW_KEYS + j]), acc[i * r + c]);
@@ -376,7 +377,7 @@ static void few_step(const few_state *state, int64_t row, int m, const few_tile 
     const attn__block *block = state->block;
     int64_t from[FEW_GROUP], to[FEW_GROUP]; /* offsets in the tile that a row sees; neither falls */
     for (int i = 0; i < m; i++) {
-        const int64_t apart = block->first + row + i - tile->first;
+        const int64_t apart = block->first + attn__min(row + i, block->count - 1) - tile->first;
         from[i] = attn__min(tile->count, attn__max(0, apart + block->lo));
         to[i] = attn__max(from[i], attn__min(tile->count, apart + block->hi + 1));
     }
@@ -414,18 +415,18 @@ static void few_end(const few_state *state)
 static void few_forward(const attn__block *block, float *scratch)
 {
     few_state state = {.block = block};
-    few_lay_out(&state, scratch, block->count, block->dim_qk, block->dim_v);
+    few_lay_out(&state, scratch, block->dtype, block->count, block->dim_qk, block->dim_v);
     few_begin(&state);
     for (int64_t s = 0; s < block->span_count; s++) {
         const attn__span *span = &block->spans[s];
         int64_t first = attn__max(span->first, block->first + block->lo);
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
-        for (; first < end; first += FEW_KEYS) {
-            const int64_t count = attn__min(FEW_KEYS, end - first);
-            few_tile tile = few_load(&state, span, first, count, attn__min(FEW_KEYS, end - first - count));
+        for (; first < end; first += state.tile_k) {
+            const int64_t count = attn__min(state.tile_k, end - first);
+            few_tile tile = few_load(&state, span, first, count, end - first >= 2 * count);
             for (int64_t row = 0; row < block->count;) {
                 const int64_t left = block->count - row;
-                const int m = left >= FEW_GROUP ? FEW_GROUP : left >= 2 ? 2 : 1;
+                const int m = left > 2 ? FEW_GROUP : (int)attn__min(left, FEW_GROUP);
                 few_step(&state, row, m, &tile);
                 tile.k.ahead = tile.v.ahead = 0;
                 row += m;

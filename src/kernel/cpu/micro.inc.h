@@ -357,26 +357,28 @@ static int64_t probe_peak(int64_t rounds, float *sink)
     return rounds * VEC_ROWS * 2 * VEC_LANES * 2;
 }
 
-/* Maxima, since an addition of what happen to be subnormal numbers may be slow. */
+/* Adds up an array, with as many chains as hide the latency of an addition. */
 static float probe_read(const void *array, size_t bytes)
 {
     enum { CHAINS = 8 };
     const float *at = array;
     const int64_t count = (int64_t)(bytes / sizeof(float));
-    vec most[CHAINS];
+    vec sum[CHAINS];
     FLASH_UNROLL
     for (int i = 0; i < CHAINS; i++) {
-        most[i] = vec_set(-INFINITY);
+        sum[i] = vec_set(0.0f);
     }
     for (int64_t j = 0; j + CHAINS * VEC_LANES <= count; j += CHAINS * VEC_LANES) {
         FLASH_UNROLL
         for (int i = 0; i < CHAINS; i++) {
-            most[i] = vec_max(vec_load(at + j + i * VEC_LANES), most[i]);
+            sum[i] = vec_add(sum[i], vec_load(at + j + i * VEC_LANES));
         }
     }
     FLASH_UNROLL
     for (int i = 1; i < CHAINS; i++) {
-        most[0] = vec_max(most[i], most[0]);
+        sum[0] = vec_add(sum[0], sum[i]);
     }
-    return vec_greatest(most[0]);
+    float lanes[VEC_LANES];
+    vec_store(lanes, sum[0]);
+    return lanes[0];
 }
