@@ -2,7 +2,7 @@
 /*
  * kernel_cpu.c - speed of the CPU kernels alone, beside what the same cores can do at most.
  *
- *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--threads T] [--heads H]
+ *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--dim D] [--threads T] [--heads H]
  *                [--backward [--range KEYS] | --few ROWS]
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
@@ -31,7 +31,7 @@
 #include "kernel/rows.h"
 
 typedef struct bench_options {
-    int64_t tokens, heads, range, threads, few;
+    int64_t tokens, heads, range, threads, few, dim;
     double seconds;
     const char *kernel;
     bool backward;
@@ -402,6 +402,8 @@ static bench_options read_options(int count, char **words)
             o.heads = positive(words[++i]);
         } else if (i + 1 < count && strcmp(words[i], "--range") == 0) {
             o.range = positive(words[++i]);
+        } else if (i + 1 < count && strcmp(words[i], "--dim") == 0) {
+            o.dim = positive(words[++i]);
         } else if (i + 1 < count && strcmp(words[i], "--threads") == 0) {
             o.threads = positive(words[++i]);
         } else if (i + 1 < count && strcmp(words[i], "--few") == 0) {
@@ -432,13 +434,17 @@ static void bench_kernel(const attn__kernel *kernel, const bench_options *option
     const bool few = options->few > 0;
     const size_t count = few ? sizeof few_cases / sizeof few_cases[0] : sizeof cases / sizeof cases[0];
     for (size_t i = 0; i < count; i++) {
+        const bench_case *c = few ? &few_cases[i] : &cases[i];
+        if (options->dim > 0 && options->dim != c->dim) {
+            continue;
+        }
         if (!few) {
-            bench(kernel, probe, &cases[i], options);
+            bench(kernel, probe, c, options);
         } else if (probe != NULL) {
-            bench_few(kernel, probe, &few_cases[i], options);
+            bench_few(kernel, probe, c, options);
         }
     }
-    if (probe != NULL && !few) {
+    if (probe != NULL && !few && options->dim == 0) {
         printf("%-15s exp2: %.2f G elements/s\n", kernel->name, exp2_rate(probe) * 1e-9);
     }
 }
@@ -471,7 +477,7 @@ int main(int count, char **words)
         }
         bench_kernel(*row, &options);
     }
-    if (options.few == 0) {
+    if (options.few == 0 && options.dim == 0) {
         bench_merge(options.seconds);
     }
     return 0;
