@@ -1,18 +1,27 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * kernel_cpu.c - speed of the CPU kernels alone, one thread, beside what the same core can do at most.
+ * kernel_cpu.c - speed of the CPU kernels alone, beside what the same cores can do at most.
  *
- *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--heads H] [--backward]
- *                [--range KEYS] [--dtype NAME] [--dim D]
+ *     kernel_cpu [--tokens N] [--seconds S] [--kernel NAME] [--dtype NAME] [--dim D] [--threads T]
+ *                [--heads H] [--backward [--range KEYS] | --few ROWS]
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
- * else, or products of bf16 tiles or pairs where the kernel uses these. Each case runs a whole head, n
+ * else, or products of bf16 tiles or pairs where the kernel uses these.  Each case runs a whole head, n
  * queries against n keys, again and again for S seconds; the best run counts, since on a machine that does
  * other work everything else is noise from above.  Peak and case alternate, so that both see the same clock.
  * FLOPs = 4 * n * n * d, half if causal.  --heads H lays the heads out as [n, h, d], so that tokens lie H * d
  * elements apart.  --backward times the gradients instead: 2.5 times the FLOPs, all queries against one range
  * of keys after the other (--range, or what the kernel likes best), so that K, V, dK and dV of a range stay
  * in the caches; lse and delta are those that a softmax over n random keys would about have.
+ *
+ * THREADS.  With --threads T as many threads do all that at once, peak included, each on a head of its own;
+ * rates are sums over the threads.  "scaling" is that sum over the rate of one thread alone, which takes its
+ * turns in the same run.
+ *
+ * FEW.  --few ROWS: that many queries against N keys (32768 unless told), each thread on its share of the
+ * keys, a chunk of K and V of CHUNK bytes a call; the merge of the chunks' partials is left out.  The figure
+ * is the bytes of K and V over the time of the slowest thread, beside that of reading the same arrays from
+ * begin to end.  The best of many passes counts, of both.
  */
 #include <math.h>
 #include <stdio.h>
@@ -22,10 +31,10 @@
 #include "kernel/rows.h"
 
 typedef struct bench_options {
-    int64_t tokens, heads, range;
+    int64_t tokens, heads, range, threads, few;
+    int64_t dim; /* 0: all */
     double seconds;
     const char *kernel, *dtype; /* NULL: all */
-    int64_t dim;                /* 0: all */
     bool backward;
 } bench_options;
 
@@ -34,6 +43,13 @@ typedef struct bench_case {
     int64_t dim;
     bool causal;
 } bench_case;
+
+enum { CHUNK = 256 * 1024 };
+
+static const bench_case few_cases[] = {
+    {ATTN_F32, 64, false},  {ATTN_F32, 128, false},  {ATTN_F16, 64, false}, {ATTN_F16, 128, false},
+    {ATTN_BF16, 64, false}, {ATTN_BF16, 128, false}, {ATTN_F32, 80, false}, {ATTN_F32, 72, false},
+};
 
 static const bench_case cases[] = {
     {ATTN_F32, 64, false},  {ATTN_F32, 64, true},    {ATTN_F32, 128, false}, {ATTN_F32, 128, true},
@@ -49,14 +65,20 @@ static float next_random(uint64_t *state)
     return (float)(int32_t)(*state >> 32) * 0x1p-31f;
 }
 
-static void *random_array(attn_dtype dtype, int64_t count)
+/* The library's result, or the end of this program. */
+static void *need(void *memory)
 {
-    float *values = attn__alloc_array(count, sizeof(float));
-    void *array = attn__alloc_array(count, attn_dtype_size(dtype));
-    if (values == NULL || array == NULL) {
+    if (memory == NULL) {
         fprintf(stderr, "kernel_cpu: %s\n", attn_last_error());
         exit(1);
     }
+    return memory;
+}
+
+static void *random_array(attn_dtype dtype, int64_t count)
+{
+    float *values = need(attn__alloc_array(count, sizeof(float)));
+    void *array = need(attn__alloc_array(count, attn_dtype_size(dtype)));
     uint64_t state = 1;
     for (int64_t i = 0; i < count; i++) {
         values[i] = next_random(&state);
@@ -93,47 +115,58 @@ static double exp2_rate(const attn__probe *probe)
     return best;
 }
 
-/* The arrays of one head; the outputs of the pass that is not run stay unused. */
-typedef struct bench_arrays {
+/* What one thread needs: the arrays of one head (the outputs of the pass that is not run stay unused) and its
+ * best times, with all threads at work and, the first thread, alone. */
+typedef struct bench_thread {
     int64_t n, token;
     void *scratch, *q, *k, *v, *dout;
     float *o, *lse, *delta, *dq, *dk, *dv;
-} bench_arrays;
+    double *times, *alone;
+    double peak, peak_alone;
+} bench_thread;
 
-static bench_arrays make_arrays(const attn__kernel *kernel, const attn__shape *shape, int64_t heads)
+static double *best_times(int64_t count)
 {
-    const int64_t n = shape->keys, token = heads * shape->dim_qk, size = n * token;
-    bench_arrays a = {.n = n, .token = token};
-    a.scratch = attn__alloc(shape->backward ? kernel->backward_scratch(shape) : kernel->scratch(shape));
-    if (a.scratch == NULL) {
-        fprintf(stderr, "kernel_cpu: %s\n", attn_last_error());
-        exit(1);
+    double *times = need(attn__alloc_array(count, sizeof(double)));
+    for (int64_t i = 0; i < count; i++) {
+        times[i] = INFINITY;
     }
-    a.q = random_array(shape->dtype, size), a.k = random_array(shape->dtype, size);
-    a.v = random_array(shape->dtype, size), a.dout = random_array(shape->dtype, size);
-    a.o = random_array(ATTN_F32, n * shape->dim_v), a.lse = random_array(ATTN_F32, n);
-    a.delta = random_array(ATTN_F32, n);
-    a.dq = random_array(ATTN_F32, size), a.dk = random_array(ATTN_F32, size);
-    a.dv = random_array(ATTN_F32, size);
-    for (int64_t i = 0; i < n && shape->backward; i++) {
-        a.lse[i] += (float)log((double)n);
-    }
-    return a;
+    return times;
 }
 
-static void free_arrays(bench_arrays *a)
+static void make_arrays(bench_thread *a, const attn__kernel *kernel, const attn__shape *shape, int64_t heads,
+                        int64_t tiles)
+{
+    const int64_t n = shape->keys, token = heads * shape->dim_qk, size = n * token;
+    *a = (bench_thread){.n = n, .token = token, .times = best_times(tiles), .alone = best_times(tiles)};
+    a->scratch =
+        need(attn__alloc(shape->backward ? kernel->backward_scratch(shape) : kernel->scratch(shape)));
+    a->q = random_array(shape->dtype, size), a->k = random_array(shape->dtype, size);
+    a->v = random_array(shape->dtype, size), a->dout = random_array(shape->dtype, size);
+    a->o = random_array(ATTN_F32, n * shape->dim_v), a->lse = random_array(ATTN_F32, n);
+    a->delta = random_array(ATTN_F32, n);
+    a->dq = random_array(ATTN_F32, size), a->dk = random_array(ATTN_F32, size);
+    a->dv = random_array(ATTN_F32, size);
+    for (int64_t i = 0; i < n && shape->backward; i++) {
+        a->lse[i] += (float)log((double)n);
+    }
+}
+
+static void free_arrays(bench_thread *a)
 {
     attn__free(a->scratch), attn__free(a->q), attn__free(a->k), attn__free(a->v), attn__free(a->dout);
     attn__free(a->o), attn__free(a->lse), attn__free(a->delta);
     attn__free(a->dq), attn__free(a->dk), attn__free(a->dv);
+    attn__free(a->times), attn__free(a->alone);
 }
 
-static void run_forward(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a, int64_t first,
-                        int64_t count)
+static void run_forward(const attn__kernel *kernel, const bench_case *c, const bench_thread *a, int64_t first,
+                        int64_t count, int64_t key, int64_t keys)
 {
-    const attn__span span = {.count = a->n,
-                             .k = a->k,
-                             .v = a->v,
+    const attn__span span = {.first = key,
+                             .count = keys,
+                             .k = attn__element(a->k, c->dtype, key * a->token),
+                             .v = attn__element(a->v, c->dtype, key * a->token),
                              .k_token = a->token,
                              .k_dim = 1,
                              .v_token = a->token,
@@ -157,7 +190,7 @@ static void run_forward(const attn__kernel *kernel, const bench_case *c, const b
     kernel->forward(&block, a->scratch);
 }
 
-static void run_backward(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a,
+static void run_backward(const attn__kernel *kernel, const bench_case *c, const bench_thread *a,
                          int64_t first, int64_t count, int64_t key, int64_t keys)
 {
     const attn__gradient_span span = {.first = key,
@@ -196,7 +229,7 @@ static void run_backward(const attn__kernel *kernel, const bench_case *c, const 
 }
 
 /* All query tiles of one head against each range of keys, each pair into its best time so far. */
-static void run_tiles(const attn__kernel *kernel, const bench_case *c, const bench_arrays *a, bool backward,
+static void run_tiles(const attn__kernel *kernel, const bench_case *c, const bench_thread *a, bool backward,
                       int64_t tile, int64_t range, double *best)
 {
     for (int64_t key = 0; key < a->n; key += range) {
@@ -206,56 +239,126 @@ static void run_tiles(const attn__kernel *kernel, const bench_case *c, const ben
             if (backward) {
                 run_backward(kernel, c, a, first, count, key, attn__min(range, a->n - key));
             } else {
-                run_forward(kernel, c, a, first, count);
+                run_forward(kernel, c, a, first, count, key, attn__min(range, a->n - key));
             }
             *best = fmin(*best, attn__now() - start);
         }
     }
 }
 
+static double sum_of(const double *times, int64_t count)
+{
+    double sum = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        sum += times[i];
+    }
+    return sum;
+}
+
 static void bench(const attn__kernel *kernel, const attn__probe *probe, const bench_case *c,
                   const bench_options *options)
 {
-    const int64_t n = options->tokens;
+    const int64_t n = options->tokens, threads = options->threads;
     const bool back = options->backward;
     const attn__shape shape = {
         .dtype = c->dtype, .dim_qk = c->dim, .dim_v = c->dim, .rows = n, .keys = n, .backward = back};
-    const char *reason = attn__kernel_refusal(kernel, &shape);
-    if (reason != NULL) {
-        printf("%-16s %-5s %4d  %s\n", kernel->name, attn_dtype_name(c->dtype), (int)c->dim, reason);
-        return;
-    }
-    bench_arrays arrays = make_arrays(kernel, &shape, options->heads);
     const int64_t tile = back ? kernel->backward_tile_q(&shape) : kernel->tile_q(&shape);
     const int64_t range = !back ? n : options->range > 0 ? options->range : kernel->backward_tile_k(&shape);
     const int64_t tiles = attn__ceil_div(n, tile) * attn__ceil_div(n, range);
-    double *times = attn__alloc_array(tiles, sizeof(double));
-    double best = 0.0, peak = 0.0, start = attn__now();
-    if (times == NULL) {
-        fprintf(stderr, "kernel_cpu: %s\n", attn_last_error());
-        exit(1);
+    bench_thread *all = need(attn__alloc_array(threads, sizeof *all));
+    for (int64_t t = 0; t < threads; t++) {
+        make_arrays(&all[t], kernel, &shape, options->heads, tiles);
     }
-    for (int64_t i = 0; i < tiles; i++) {
-        times[i] = INFINITY;
-    }
+    const double start = attn__now();
     do {
-        peak = fmax(peak, probe == NULL ? 0.0 : peak_flops(probe));
-        run_tiles(kernel, c, &arrays, back, tile, range, times);
+#pragma omp parallel num_threads((int)threads)
+        {
+            bench_thread *a = &all[attn__thread()];
+            a->peak = fmax(a->peak, probe == NULL ? 0.0 : peak_flops(probe));
+#pragma omp barrier
+            run_tiles(kernel, c, a, back, tile, range, a->times);
+        }
+        if (threads > 1) {
+            run_tiles(kernel, c, all, back, tile, range, all->alone);
+        }
     } while (attn__now() - start < options->seconds);
-    for (int64_t i = 0; i < tiles; i++) {
-        best += times[i];
-    }
     const double flops =
         (c->causal ? 2.0 : 4.0) * (back ? 2.5 : 1.0) * (double)n * (double)n * (double)c->dim;
+    double rate = 0.0, peak = 0.0, slowest = 0.0;
+    for (int64_t t = 0; t < threads; t++) {
+        const double time = sum_of(all[t].times, tiles);
+        slowest = fmax(slowest, time), rate += flops / time, peak += all[t].peak;
+    }
     printf("%-16s %-5s %4d  %-7s %9.2f %9.1f", kernel->name, attn_dtype_name(c->dtype), (int)c->dim,
-           c->causal ? "causal" : "full", best * 1e3, flops / best * 1e-9);
+           c->causal ? "causal" : "full", slowest * 1e3, rate * 1e-9);
     if (probe != NULL) {
-        printf(" %9.1f %6.1f", peak * 1e-9, 100.0 * flops / best / peak);
+        printf(" %9.1f %6.1f", peak * 1e-9, 100.0 * rate / peak);
+    }
+    if (threads > 1) {
+        printf(" %8.2f", rate * sum_of(all->alone, tiles) / flops);
     }
     printf("\n");
     fflush(stdout);
-    free_arrays(&arrays);
-    attn__free(times);
+    for (int64_t t = 0; t < threads; t++) {
+        free_arrays(&all[t]);
+    }
+    attn__free(all);
+}
+
+/* ---- few queries --------------------------------------------------------------------------------- */
+
+/* One thread's pass over its keys, in chunks or, the yardstick, from begin to end; in seconds. */
+static double few_pass(const attn__kernel *kernel, const attn__probe *probe, const bench_case *c,
+                       const bench_thread *a, int64_t rows, bool read)
+{
+    const int64_t size = (int64_t)attn_dtype_size(c->dtype);
+    const int64_t chunk = attn__max(1, CHUNK / (2 * c->dim * size));
+    const double start = attn__now();
+    if (read) {
+        a->o[0] = probe->read(a->k, (size_t)(a->n * a->token * size));
+        a->o[1] = probe->read(a->v, (size_t)(a->n * a->token * size));
+    } else {
+        for (int64_t key = 0; key < a->n; key += chunk) {
+            run_forward(kernel, c, a, 0, rows, key, attn__min(chunk, a->n - key));
+        }
+    }
+    return attn__now() - start;
+}
+
+static void bench_few(const attn__kernel *kernel, const attn__probe *probe, const bench_case *c,
+                      const bench_options *options)
+{
+    const int64_t threads = options->threads, keys = options->tokens / threads;
+    const attn__shape shape = {
+        .dtype = c->dtype, .dim_qk = c->dim, .dim_v = c->dim, .rows = options->few, .keys = keys};
+    const double bytes = 2.0 * (double)(keys * threads * c->dim) * (double)attn_dtype_size(c->dtype);
+    bench_thread *all = need(attn__alloc_array(threads, sizeof *all));
+    double best[2] = {INFINITY, INFINITY};
+    for (int64_t t = 0; t < threads; t++) {
+        make_arrays(&all[t], kernel, &shape, 1, 2);
+    }
+    const double start = attn__now();
+    for (int read = 0; attn__now() - start < options->seconds; read = 1 - read) {
+        double slowest = 0.0;
+#pragma omp parallel num_threads((int)threads)
+        {
+            bench_thread *a = &all[attn__thread()];
+#pragma omp barrier
+            a->times[0] = few_pass(kernel, probe, c, a, options->few, read != 0);
+        }
+        for (int64_t t = 0; t < threads; t++) {
+            slowest = fmax(slowest, all[t].times[0]);
+        }
+        best[read] = fmin(best[read], slowest);
+    }
+    printf("%-15s %-5s %4d  %4lld %9.3f %9.1f %9.1f %6.1f\n", kernel->name, attn_dtype_name(c->dtype),
+           (int)c->dim, (long long)options->few, best[0] * 1e3, bytes / best[0] * 1e-9,
+           bytes / best[1] * 1e-9, 100.0 * best[1] / best[0]);
+    fflush(stdout);
+    for (int64_t t = 0; t < threads; t++) {
+        free_arrays(&all[t]);
+    }
+    attn__free(all);
 }
 
 /* Folds 16 Ki rows of 64 into others: 2 reads and 1 write of 4 MiB. */
@@ -287,18 +390,29 @@ static const attn__probe *probe_of(const attn__kernel *kernel)
     return probe != NULL && probe->peak != NULL ? probe : NULL;
 }
 
+static int64_t positive(const char *word)
+{
+    return attn__max(1, strtoll(word, NULL, 10));
+}
+
 static bench_options read_options(int count, char **words)
 {
-    bench_options o = {.tokens = 2048, .heads = 1, .seconds = 1.0};
+    bench_options o = {.heads = 1, .seconds = 1.0, .threads = 1};
     for (int i = 1; i < count; i++) {
         if (strcmp(words[i], "--backward") == 0) {
             o.backward = true;
         } else if (i + 1 < count && strcmp(words[i], "--tokens") == 0) {
-            o.tokens = attn__max(1, strtoll(words[++i], NULL, 10));
+            o.tokens = positive(words[++i]);
         } else if (i + 1 < count && strcmp(words[i], "--heads") == 0) {
-            o.heads = attn__max(1, strtoll(words[++i], NULL, 10));
+            o.heads = positive(words[++i]);
         } else if (i + 1 < count && strcmp(words[i], "--range") == 0) {
-            o.range = attn__max(1, strtoll(words[++i], NULL, 10));
+            o.range = positive(words[++i]);
+        } else if (i + 1 < count && strcmp(words[i], "--dim") == 0) {
+            o.dim = positive(words[++i]);
+        } else if (i + 1 < count && strcmp(words[i], "--threads") == 0) {
+            o.threads = positive(words[++i]);
+        } else if (i + 1 < count && strcmp(words[i], "--few") == 0) {
+            o.few = positive(words[++i]);
         } else if (i + 1 < count && strcmp(words[i], "--seconds") == 0) {
             o.seconds = strtod(words[++i], NULL);
         } else if (i + 1 < count && strcmp(words[i], "--kernel") == 0) {
@@ -312,6 +426,14 @@ static bench_options read_options(int count, char **words)
             exit(2);
         }
     }
+    if (o.threads > attn__threads_max()) {
+        fprintf(stderr, "kernel_cpu: --threads %lld: this build and machine have %d\n", (long long)o.threads,
+                attn__threads_max());
+        exit(2);
+    }
+    if (o.tokens == 0) {
+        o.tokens = o.few > 0 ? 32768 : 2048;
+    }
     return o;
 }
 
@@ -321,25 +443,56 @@ static bool wanted(const bench_options *o, const bench_case *c)
            (o->dim == 0 || o->dim == c->dim);
 }
 
+static void bench_kernel(const attn__kernel *kernel, const bench_options *options)
+{
+    const attn__probe *probe = probe_of(kernel);
+    const bool few = options->few > 0;
+    const size_t count = few ? sizeof few_cases / sizeof few_cases[0] : sizeof cases / sizeof cases[0];
+    for (size_t i = 0; i < count; i++) {
+        const bench_case *c = few ? &few_cases[i] : &cases[i];
+        if (!wanted(options, c)) {
+            continue;
+        }
+        const attn__shape shape = {.dtype = c->dtype,
+                                   .dim_qk = c->dim,
+                                   .dim_v = c->dim,
+                                   .rows = few ? options->few : options->tokens,
+                                   .keys = options->tokens,
+                                   .backward = options->backward};
+        const char *reason = attn__kernel_refusal(kernel, &shape);
+        if (reason != NULL) {
+            printf("%-16s %-5s %4d  %s\n", kernel->name, attn_dtype_name(c->dtype), (int)c->dim, reason);
+        } else if (!few) {
+            bench(kernel, probe, c, options);
+        } else if (probe != NULL) {
+            bench_few(kernel, probe, c, options);
+        }
+    }
+    if (probe != NULL && !few && options->dim == 0) {
+        printf("%-16s exp2: %.2f G elements/s\n", kernel->name, exp2_rate(probe) * 1e-9);
+    }
+}
+
 int main(int count, char **words)
 {
     const bench_options options = read_options(count, words);
-    printf("%-16s %-5s %4s  %-7s %9s %9s %9s %6s   (n = %lld%s)\n", "kernel", "dtype", "d", "mask", "ms",
-           "GFLOP/s", "peak", "%", (long long)options.tokens, options.backward ? ", backward" : "");
+    if (options.few > 0) {
+        printf("%-16s %-5s %4s  %4s %9s %9s %9s %6s", "kernel", "dtype", "d", "rows", "ms", "GB/s", "read",
+               "%");
+    } else {
+        printf("%-16s %-5s %4s  %-7s %9s %9s %9s %6s%s", "kernel", "dtype", "d", "mask", "ms", "GFLOP/s",
+               "peak", "%", options.threads > 1 ? "  scaling" : "");
+    }
+    printf("   (n = %lld, threads = %lld%s)\n", (long long)options.tokens, (long long)options.threads,
+           options.backward ? ", backward" : "");
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
         if (options.kernel != NULL && strcmp(options.kernel, (*row)->name) != 0) {
             continue;
         }
-        const attn__probe *probe = probe_of(*row);
-        for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-            if (wanted(&options, &cases[i])) {
-                bench(*row, probe, &cases[i], &options);
-            }
-        }
-        if (probe != NULL) {
-            printf("%-15s exp2: %.2f G elements/s\n", (*row)->name, exp2_rate(probe) * 1e-9);
-        }
+        bench_kernel(*row, &options);
     }
-    bench_merge(options.seconds);
+    if (options.few == 0 && options.dim == 0) {
+        bench_merge(options.seconds);
+    }
     return 0;
 }

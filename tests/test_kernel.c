@@ -131,6 +131,36 @@ static void test_poisoned(void **state)
     }
 }
 
+/* Every count of rows that lies along the dims, and some beyond, with every dtype and kind of mask, and NaN
+ * and inf in half of the cases. */
+static void test_few(void **state)
+{
+    static const struct {
+        int64_t lo, hi;
+    } bands[] = {{-500, 500}, {-500, 0}, {-30, 0}, {-3, 2}};
+    (void)state;
+    for (int64_t rows = 1; rows <= 24; rows++) {
+        for (uint64_t i = 0; i < 24; i++) {
+            uint64_t seed = (uint64_t)rows * 100 + i;
+            kernel_case c = kernel_case_random(&seed, 0);
+            c.dtype = (attn_dtype)(i % 3);
+            c.lo = bands[i / 3 % 4].lo, c.hi = bands[i / 3 % 4].hi;
+            c.dim_qk = check_between(&seed, 1, 150), c.dim_v = check_between(&seed, 1, 150);
+            c.rows = rows, c.first = check_between(&seed, 0, 100);
+            c.span_count = 2;
+            c.span_first[0] = check_between(&seed, 0, 20), c.span_keys[0] = check_between(&seed, 0, 90);
+            c.span_first[1] = 130, c.span_keys[1] = check_between(&seed, 1, 40);
+            kernel_case_open(&c, &seed);
+            for (int64_t n = i < 12 ? 0 : check_between(&seed, 1, 4); n > 0; n--) {
+                poison_one(&c, &seed);
+            }
+            kernel_case_solve(&c);
+            run_all(&c);
+            kernel_case_close(&c);
+        }
+    }
+}
+
 /* Causal, NaN in every key and value that the first half of the rows does not see. */
 static void test_masked_nan(void **state)
 {
@@ -306,23 +336,25 @@ static double gate(const attn__kernel *kernel, attn_dtype dtype)
     return sums + (kernel->rounds_weights && dtype == ATTN_BF16 ? 0x1p-8 / sqrt(3.0) : 0.0);
 }
 
-/* The error that users see in benches, against a gate that good implementations pass. */
+/* The error that users see in benches, against a gate that good implementations pass; for many rows and few.
+ */
 static void test_accuracy(void **state)
 {
-    static const int64_t dims[] = {64, 128};
+    static const int64_t dims[] = {64, 128}, rows[] = {200, 9};
     (void)state;
-    for (size_t i = 0; i < 12; i++) {
+    for (size_t i = 0; i < 24; i++) {
         uint64_t seed = 8 + i;
-        kernel_case c = kernel_case_plain(200, 1000, dims[i / 2 % 2], i % 2 != 0);
-        c.dtype = (attn_dtype)(i / 4);
+        kernel_case c = kernel_case_plain(rows[i / 4 % 2], 1000, dims[i / 2 % 2], i % 2 != 0);
+        c.dtype = (attn_dtype)(i / 8);
         kernel_case_open(&c, &seed);
         kernel_case_solve(&c);
         FOR_EACH_KERNEL(&c, row)
         {
             kernel_case_run(&c, *row);
             double error = relative_error(&c);
-            print_message("%-16s %-4s d %3lld %-6s %.2g\n", (*row)->name, attn_dtype_name(c.dtype),
-                          (long long)c.dim_v, i % 2 != 0 ? "causal" : "full", error);
+            print_message("%-16s %-4s %3lld rows, d %3lld %-6s %.2g\n", (*row)->name,
+                          attn_dtype_name(c.dtype), (long long)c.rows, (long long)c.dim_v,
+                          i % 2 != 0 ? "causal" : "full", error);
             assert_true(error <= gate(*row, c.dtype));
         }
         kernel_case_close(&c);
@@ -397,11 +429,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),   cmocka_unit_test(test_edges),      cmocka_unit_test(test_dims),
-        cmocka_unit_test(test_poisoned), cmocka_unit_test(test_masked_nan), cmocka_unit_test(test_all_equal),
-        cmocka_unit_test(test_huge),     cmocka_unit_test(test_all_low),    cmocka_unit_test(test_no_keys),
-        cmocka_unit_test(test_repeats),  cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_table),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_random),    cmocka_unit_test(test_edges),    cmocka_unit_test(test_dims),
+        cmocka_unit_test(test_poisoned),  cmocka_unit_test(test_few),      cmocka_unit_test(test_masked_nan),
+        cmocka_unit_test(test_all_equal), cmocka_unit_test(test_huge),     cmocka_unit_test(test_all_low),
+        cmocka_unit_test(test_no_keys),   cmocka_unit_test(test_repeats),  cmocka_unit_test(test_accuracy),
+        cmocka_unit_test(test_table),     cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -37,6 +37,7 @@ typedef struct attn__probe {
     int lanes;
     void (*exp2)(float *y, const float *x, int64_t count); /* any count; see docs/exp.md */
     int64_t (*peak)(int64_t rounds, float *sink);          /* runs FMAs and nothing else; returns the FLOPs */
+    float (*read)(const void *array, size_t bytes);        /* adds up what lies there, as floats */
     /* Of the instances that compute with bf16: one product, and products of tiles and nothing else. */
     void (*dot)(const attn__dot *dot);
     int64_t (*dot_peak)(int64_t rounds, float *sink);

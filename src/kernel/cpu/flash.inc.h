@@ -13,6 +13,8 @@
  *         max, P = exp2(S - max), sum             vertical, in place
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
+ * Calls of a few queries would leave most lanes empty; flash_few.inc.h has another way for them.
+ *
  * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
  * query sees pay for the mask.
  *
@@ -34,6 +36,9 @@
  *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent)
  *     vec_less vec_select vec_between    masks
  *     vec_widen              fp16 or bf16 to fp32
+ *     vec_load_as vec_load_part    a vector of any dtype, whole or its first lanes
+ *     vec_sums               of VEC_LANES vectors, the sum of the lanes of each
+ *     vec_greatest           the greatest lane
  */
 #include "kernel/cpu/micro.inc.h"
 
@@ -45,6 +50,8 @@ enum {
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
     COPY_PANELS = 4,          /* readers that make copying rows of K and V worth it */
 };
+
+static const double LOG2_E = 1.44269504088896340736;
 
 /* ---- one call ------------------------------------------------------------------------------------ */
 
@@ -94,7 +101,7 @@ static size_t lay_out(flash_state *state, float *scratch, int64_t rows, int64_t 
 static void pack_queries(const flash_state *state)
 {
     const attn__block *block = state->block;
-    const float factor = (float)((double)block->scale * 1.44269504088896340736);
+    const float factor = (float)((double)block->scale * LOG2_E);
     for (int64_t lane = 0; lane < state->panels * PANEL; lane++) {
         float *to = state->qt + lane / PANEL * block->dim_qk * PANEL + lane % PANEL;
         bool real = lane < block->count;
@@ -244,25 +251,36 @@ static void clear(const flash_state *state)
     }
 }
 
-/* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
- * sum = 0, which gives O = 0 and lse = -inf. */
+/* o = sum of values / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
+ * sum = 0, which gives o = 0 and lse = -inf. */
+static void finish_row(const attn__block *block, int64_t row, const float *values, int64_t stride, float max,
+                       float sum)
+{
+    float *o = block->o + row * block->o_stride;
+    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
+    for (int64_t d = 0; d < block->dim_v; d++) {
+        o[d] = values[d * stride] * inverse;
+    }
+    block->lse[row] = (float)(((double)max + log2((double)sum)) * 0.69314718055994530942);
+}
+
 static void write_rows(const flash_state *state)
 {
     const attn__block *block = state->block;
     for (int64_t row = 0; row < block->count; row++) {
         const float *from = state->ot + row / PANEL * block->dim_v * PANEL + row % PANEL;
-        float *to = block->o + row * block->o_stride;
-        float sum = state->sum[row];
-        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for (int64_t d = 0; d < block->dim_v; d++) {
-            to[d] = from[d * PANEL] * inverse;
-        }
-        block->lse[row] = (float)(((double)state->max[row] + log2((double)sum)) * 0.69314718055994530942);
+        finish_row(block, row, from, PANEL, state->max[row], state->sum[row]);
     }
 }
 
+#include "kernel/cpu/flash_few.inc.h"
+
 static void forward(const attn__block *block, void *scratch)
 {
+    if (block->count <= FEW_ROWS) {
+        few_forward(block, scratch);
+        return;
+    }
     flash_state state = {.block = block};
     lay_out(&state, scratch, block->count, block->dim_qk, block->dim_v);
     pack_queries(&state);
@@ -300,7 +318,12 @@ static const char *rejects(const attn__shape *shape)
 static size_t scratch_bytes(const attn__shape *shape)
 {
     flash_state state;
-    return sizeof(float) * lay_out(&state, NULL, tile_q(shape), shape->dim_qk, shape->dim_v);
+    few_state few;
+    const int64_t rows = tile_q(shape);
+    const size_t panels = lay_out(&state, NULL, rows, shape->dim_qk, shape->dim_v);
+    const size_t single =
+        few_lay_out(&few, NULL, shape->dtype, attn__min(rows, FEW_ROWS), shape->dim_qk, shape->dim_v);
+    return sizeof(float) * (panels > single ? panels : single);
 }
 
 const attn__kernel FLASH_ROW = {
@@ -317,4 +340,5 @@ const attn__kernel FLASH_ROW = {
     .backward = backward,
 };
 
-const attn__probe FLASH_PROBE = {.lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak};
+const attn__probe FLASH_PROBE = {
+    .lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak, .read = probe_read};

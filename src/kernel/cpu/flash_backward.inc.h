@@ -118,7 +118,6 @@ static void pack_lane(float *transposed, int64_t lane, const float *row, int64_t
 static void pack_rows(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
-    const double log2e = 1.44269504088896340736;
     const int64_t lanes = state->panels * PANEL;
     state->finite = true;
     state->all_see = true;
@@ -135,9 +134,9 @@ static void pack_rows(backward_state *state)
         }
         state->all_see = state->all_see && (real || lane >= g->count);
         state->blind[lane] = real ? 0.0f : 1.0f;
-        state->lse[lane] = real ? (float)((double)g->lse[lane] * log2e) : 0.0f;
+        state->lse[lane] = real ? (float)((double)g->lse[lane] * LOG2_E) : 0.0f;
         state->delta[lane] = real ? g->delta[lane] : 0.0f;
-        pack_lane(state->qt, lane, state->k, g->dim_qk, (float)((double)g->scale * log2e));
+        pack_lane(state->qt, lane, state->k, g->dim_qk, (float)((double)g->scale * LOG2_E));
         pack_lane(state->dt, lane, state->v, g->dim_v, 1.0f);
         pack_strips(state->q + lane * PANEL, lanes, state->k, g->dim_qk);
         pack_strips(state->dout + lane * PANEL, lanes, state->v, g->dim_v);

@@ -203,3 +203,29 @@ static int64_t probe_peak(int64_t rounds, float *sink)
     *sink = lanes[0];
     return rounds * VEC_ROWS * 2 * VEC_LANES * 2;
 }
+
+/* Adds up an array, with as many chains as hide the latency of an addition. */
+static float probe_read(const void *array, size_t bytes)
+{
+    enum { CHAINS = 8 };
+    const float *at = array;
+    const int64_t count = (int64_t)(bytes / sizeof(float));
+    vec sum[CHAINS];
+    FLASH_UNROLL
+    for (int i = 0; i < CHAINS; i++) {
+        sum[i] = vec_set(0.0f);
+    }
+    for (int64_t j = 0; j + CHAINS * VEC_LANES <= count; j += CHAINS * VEC_LANES) {
+        FLASH_UNROLL
+        for (int i = 0; i < CHAINS; i++) {
+            sum[i] = vec_add(sum[i], vec_load(at + j + i * VEC_LANES));
+        }
+    }
+    FLASH_UNROLL
+    for (int i = 1; i < CHAINS; i++) {
+        sum[0] = vec_add(sum[0], sum[i]);
+    }
+    float lanes[VEC_LANES];
+    vec_store(lanes, sum[0]);
+    return lanes[0];
+}

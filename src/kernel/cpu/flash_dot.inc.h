@@ -438,5 +438,9 @@ static void probe_dot(const attn__dot *dot)
     dot_end();
 }
 
-const attn__probe FLASH_PROBE = {
-    .lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak, .dot = probe_dot, .dot_peak = probe_dot_peak};
+const attn__probe FLASH_PROBE = {.lanes = VEC_LANES,
+                                 .exp2 = probe_exp2,
+                                 .peak = probe_peak,
+                                 .read = probe_read,
+                                 .dot = probe_dot,
+                                 .dot_peak = probe_dot_peak};

@@ -7,6 +7,8 @@
 #ifndef ATTN_VEC_AVX2_H
 #define ATTN_VEC_AVX2_H
 
+#include <string.h>
+
 enum { VEC_LANES = 8, VEC_ROWS = 6 };
 
 typedef __m256 vec;
@@ -71,15 +73,61 @@ VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
     return _mm256_castsi256_ps(_mm256_andnot_si256(below, within));
 }
 
+/* The lanes of dtype at p, widened. */
+VEC_INLINE vec vec_load_as(const void *p, attn_dtype dtype)
+{
+    if (dtype == ATTN_F32) {
+        return _mm256_loadu_ps(p);
+    }
+    __m128i half = _mm_loadu_si128(p);
+    return dtype == ATTN_F16 ? _mm256_cvtph_ps(half)
+                             : _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16));
+}
+/* Only the first `count` lanes; the others are 0, and not read. */
+VEC_INLINE vec vec_load_part(const void *p, attn_dtype dtype, int count)
+{
+    if (dtype == ATTN_F32) {
+        return _mm256_maskload_ps(p, _mm256_castps_si256(vec_between(0, count)));
+    }
+    uint16_t part[8] = {0}; /* AVX2 has no masked load of 2 bytes */
+    memcpy(part, p, sizeof part[0] * (size_t)count);
+    return vec_load_as(part, dtype);
+}
+
+VEC_INLINE vec vec_add_pairs(vec a, vec b)
+{
+    return _mm256_add_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b));
+}
+/* In each half: the four sums of its lanes of a[0] .. a[3]. */
+VEC_INLINE vec vec_add_quarters(const vec *a)
+{
+    __m256d low = _mm256_castps_pd(vec_add_pairs(a[0], a[1])),
+            high = _mm256_castps_pd(vec_add_pairs(a[2], a[3]));
+    return _mm256_add_ps(_mm256_castpd_ps(_mm256_unpacklo_pd(low, high)),
+                         _mm256_castpd_ps(_mm256_unpackhi_pd(low, high)));
+}
+/* Lane i: the sum of all lanes of a[i]. */
+VEC_INLINE vec vec_sums(const vec *a)
+{
+    vec low = vec_add_quarters(a), high = vec_add_quarters(a + 4);
+    return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
+}
+/* of lanes without NaN */
+VEC_INLINE float vec_greatest(vec a)
+{
+    a = _mm256_max_ps(a, _mm256_permute2f128_ps(a, a, 1));
+    a = _mm256_max_ps(a, _mm256_permute_ps(a, 0x4e));
+    a = _mm256_max_ps(a, _mm256_permute_ps(a, 0xb1));
+    return _mm256_cvtss_f32(a);
+}
+
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
 {
+    const attn_dtype dtype = bf16 ? ATTN_BF16 : ATTN_F16;
     int64_t i = 0;
     for (; i + VEC_LANES <= n; i += VEC_LANES) {
-        __m128i half = _mm_loadu_si128((const void *)(src + i));
-        __m256 wide = bf16 ? _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(half), 16))
-                           : _mm256_cvtph_ps(half);
-        _mm256_storeu_ps(dst + i, wide);
+        vec_store(dst + i, vec_load_as(src + i, dtype));
     }
     for (; i < n; i++) {
         dst[i] = bf16 ? attn__bf16_to_f32(src[i]) : attn__f16_to_f32(src[i]);

@@ -70,15 +70,64 @@ VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
     return _mm512_mask_cmp_epi32_mask(from, lane, _mm512_set1_epi32(last), _MM_CMPINT_LT);
 }
 
+/* The lanes of dtype at p, widened. */
+VEC_INLINE vec vec_load_as(const void *p, attn_dtype dtype)
+{
+    if (dtype == ATTN_F32) {
+        return _mm512_loadu_ps(p);
+    }
+    __m256i half = _mm256_loadu_si256(p);
+    return dtype == ATTN_F16 ? _mm512_cvtph_ps(half)
+                             : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+/* Only the first `count` lanes; the others are 0, and not read. */
+VEC_INLINE vec vec_load_part(const void *p, attn_dtype dtype, int count)
+{
+    const __mmask16 real = (__mmask16)((1u << count) - 1u);
+    if (dtype == ATTN_F32) {
+        return _mm512_maskz_loadu_ps(real, p);
+    }
+    __m256i half = _mm256_maskz_loadu_epi16(real, p);
+    return dtype == ATTN_F16 ? _mm512_cvtph_ps(half)
+                             : _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16));
+}
+
+VEC_INLINE vec vec_add_pairs(vec a, vec b)
+{
+    return _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+}
+/* In each quarter: the four sums of its lanes of a[0] .. a[3]. */
+VEC_INLINE vec vec_add_quarters(const vec *a)
+{
+    __m512d low = _mm512_castps_pd(vec_add_pairs(a[0], a[1])),
+            high = _mm512_castps_pd(vec_add_pairs(a[2], a[3]));
+    return _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(low, high)),
+                         _mm512_castpd_ps(_mm512_unpackhi_pd(low, high)));
+}
+VEC_INLINE vec vec_add_halves(vec a, vec b)
+{
+    return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x88), _mm512_shuffle_f32x4(a, b, 0xdd));
+}
+/* Lane i: the sum of all lanes of a[i]. */
+VEC_INLINE vec vec_sums(const vec *a)
+{
+    vec low = vec_add_halves(vec_add_quarters(a), vec_add_quarters(a + 4));
+    vec high = vec_add_halves(vec_add_quarters(a + 8), vec_add_quarters(a + 12));
+    return vec_add_halves(low, high);
+}
+/* of lanes without NaN */
+VEC_INLINE float vec_greatest(vec a)
+{
+    return _mm512_reduce_max_ps(a);
+}
+
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
 {
+    const attn_dtype dtype = bf16 ? ATTN_BF16 : ATTN_F16;
     int64_t i = 0;
     for (; i + VEC_LANES <= n; i += VEC_LANES) {
-        __m256i half = _mm256_loadu_si256((const void *)(src + i));
-        __m512 wide = bf16 ? _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(half), 16))
-                           : _mm512_cvtph_ps(half);
-        _mm512_storeu_ps(dst + i, wide);
+        vec_store(dst + i, vec_load_as(src + i, dtype));
     }
     for (; i < n; i++) {
         dst[i] = bf16 ? attn__bf16_to_f32(src[i]) : attn__f16_to_f32(src[i]);

@@ -41,6 +41,21 @@ VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
     vec_mask lane = {0, 1, 2, 3};
     return (lane >= first) & (lane < last);
 }
+/* fp16 or bf16 to fp32.  The exponent and mantissa of an fp16 number, as those of an fp32 number, are the
+ * number times 2^-112; inf and NaN keep their highest exponent. */
+VEC_INLINE vec vec_of_halves(const void *p, attn_dtype dtype)
+{
+    typedef uint16_t halves __attribute__((vector_size(8)));
+    halves half;
+    memcpy(&half, p, sizeof half);
+    vec_mask bits = __builtin_convertvector(half, vec_mask);
+    if (dtype == ATTN_BF16) {
+        return (vec)(bits << 16);
+    }
+    vec_mask size = (bits & 0x7fff) << 13;
+    vec_mask wide = (vec_mask)((vec)size * 0x1p112f) | ((size >= 0x0f800000) & 0x7f800000);
+    return (vec)(wide | (bits & 0x8000) << 16);
+}
 
 #else
 
@@ -72,6 +87,12 @@ VEC_INLINE vec vec_select(vec_mask mask, vec yes, vec no)
 VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
 {
     return first <= 0 && 0 < last;
+}
+VEC_INLINE vec vec_of_halves(const void *p, attn_dtype dtype)
+{
+    float x;
+    attn_to_f32(&x, p, dtype, 1, 1);
+    return x;
 }
 
 #endif
@@ -109,6 +130,45 @@ VEC_INLINE vec vec_max(vec a, vec b)
 VEC_INLINE vec vec_min(vec a, vec b)
 {
     return vec_select(vec_less(a, b), a, b); /* b where b is NaN */
+}
+
+/* The lanes of dtype at p, widened. */
+VEC_INLINE vec vec_load_as(const void *p, attn_dtype dtype)
+{
+    return dtype == ATTN_F32 ? vec_load(p) : vec_of_halves(p, dtype);
+}
+/* Only the first `count` lanes; the others are 0, and not read. */
+VEC_INLINE vec vec_load_part(const void *p, attn_dtype dtype, int count)
+{
+    float lanes[VEC_LANES] = {0};
+    attn_to_f32(lanes, p, dtype, 1, count);
+    return vec_load(lanes);
+}
+
+/* Lane i: the sum of all lanes of a[i]. */
+VEC_INLINE vec vec_sums(const vec *a)
+{
+    float sums[VEC_LANES];
+    for (int i = 0; i < VEC_LANES; i++) {
+        float lanes[VEC_LANES];
+        vec_store(lanes, a[i]);
+        sums[i] = 0.0f;
+        for (int j = 0; j < VEC_LANES; j++) {
+            sums[i] += lanes[j];
+        }
+    }
+    return vec_load(sums);
+}
+/* of lanes without NaN */
+VEC_INLINE float vec_greatest(vec a)
+{
+    float lanes[VEC_LANES];
+    vec_store(lanes, a);
+    float greatest = lanes[0];
+    for (int i = 1; i < VEC_LANES; i++) {
+        greatest = lanes[i] > greatest ? lanes[i] : greatest;
+    }
+    return greatest;
 }
 
 /* n elements, dense, to fp32 */
