@@ -11,6 +11,7 @@
  *   tiler.c      partials -> rows, in a fixed order
  *   spool.c      partials on disk: manifest, pieces, resume
  *   reference.c  the fp64 reference over a problem
+ *   peak.c       what the machine's multiply-adds reach at most
  */
 #ifndef ATTN_ENGINE_H
 #define ATTN_ENGINE_H

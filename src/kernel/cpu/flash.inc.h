@@ -416,6 +416,7 @@ const attn__kernel FLASH_ROW = {
     .backward_tile_k = backward_tile_k,
     .backward_scratch = backward_scratch,
     .backward = backward,
+    .peak = probe_peak,
 };
 
 const attn__probe FLASH_PROBE = {.lanes = VEC_LANES, .exp2 = probe_exp2, .peak = probe_peak};
