@@ -52,35 +52,18 @@ typedef struct naive {
 /* The softmax is compiled for each level of the instruction set where the compiler can do that. */
 #if defined(__GNUC__) && defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&  \
     !defined(__SANITIZE_THREAD__) && !defined(__clang__)
-#define FOR_EACH_LEVEL __attribute__((target_clones("arch=skylake-avx512", "avx2,fma", "default")))
+#define FOR_EACH_LEVEL __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOR_EACH_LEVEL
 #endif
 
 /* ---- the steps ---- */
 
-/* exp(x) for x <= 0; 2^f on [-1/2, 1/2] by the Taylor polynomial of degree 6 (remainder 1.2e-7). */
-static inline float exp_of(float x)
-{
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    float t = (x < -87.0f ? -87.0f : x) * 1.44269504f;
-    float n = (t + shift) - shift, f = t - n;
-    float y = 1.54035304e-4f;
-    y = y * f + 1.33335581e-3f;
-    y = y * f + 9.61812911e-3f;
-    y = y * f + 5.55041087e-2f;
-    y = y * f + 2.40226507e-1f;
-    y = y * f + 6.93147181e-1f;
-    y = y * f + 1.0f;
-    int32_t bits = ((int32_t)n + 127) * (1 << 23);
-    float power;
-    memcpy(&power, &bits, sizeof power);
-    return y * power;
-}
-
-/* Softmax of s[0..seen) in place, zeros behind it up to n; returns lse. */
+/* Softmax of s[0..seen) in place, zeros behind it up to n; returns lse.  exp is written out because a
+ * function for it would stay a call in the copies for each level. */
 FOR_EACH_LEVEL static float softmax_row(float *s, int64_t seen, int64_t n)
 {
+    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
     float most = -INFINITY, sum = 0;
 #pragma omp simd reduction(max : most)
     for (int64_t j = 0; j < seen; j++) {
@@ -88,7 +71,20 @@ FOR_EACH_LEVEL static float softmax_row(float *s, int64_t seen, int64_t n)
     }
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < seen; j++) {
-        s[j] = exp_of(s[j] - most);
+        float x = s[j] - most, t = (x < -87.0f ? -87.0f : x) * 1.44269504f;
+        float whole = (t + shift) - shift, f = t - whole;
+        float y = 1.54035304e-4f; /* 2^f on [-1/2, 1/2]: Taylor to degree 6, remainder 1.2e-7 */
+        y = y * f + 1.33335581e-3f;
+        y = y * f + 9.61812911e-3f;
+        y = y * f + 5.55041087e-2f;
+        y = y * f + 2.40226507e-1f;
+        y = y * f + 6.93147181e-1f;
+        y = y * f + 1.0f;
+        union {
+            int32_t bits;
+            float power;
+        } two = {.bits = ((int32_t)whole + 127) * (1 << 23)};
+        s[j] = y * two.power;
         sum += s[j];
     }
     float inverse = 1 / sum;
