@@ -59,6 +59,9 @@ set(ATTN_CLI
     cli/bench_cqs.c
     cli/bench_cqs_case.c
     cli/bytes.c
+    cli/check.c
+    cli/check_case.c
+    cli/check_grid.c
     cli/completion.c
     cli/help.c
     cli/contest.c
@@ -104,4 +107,4 @@ set(ATTN_CLI
     cli/verify_backward.c)
 
 # each verb has a man page
-set(ATTN_VERBS "bench attention" "bench cqs" completion help info plan run)
+set(ATTN_VERBS "bench attention" "bench cqs" check completion help info plan run)
