@@ -38,13 +38,17 @@ set(ATTN_COMM
 
 set(ATTN_ENGINE
     src/engine/backward.c
+    src/engine/direct.c
     src/engine/execute.c
     src/engine/inspect.c
     src/engine/io.c
     src/engine/peak.c
     src/engine/problem.c
+    src/engine/ranges.c
     src/engine/reference.c
+    src/engine/reference_backward.c
     src/engine/scheduler.c
+    src/engine/sequence.c
     src/engine/spool.c
     src/engine/tiler.c
     src/engine/worker.c)

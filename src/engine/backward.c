@@ -1,24 +1,207 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* backward.c - the gradients of a problem on one worker. */
-#include "engine/engine.h"
+/*
+ * backward.c - the gradients of a problem on one worker (Dao et al., arXiv 2205.14135, appendix B).
+ *
+ *     prepare   by query tile: lse and delta dense, dq to zero
+ *     work      by range of keys: dk and dv of the range, its part of dq (ranges.c)
+ *     finish    by query tile: dq out of fp32, where it is stored in 16 bits
+ *
+ * Where dq, dk and dv are fp32 with dense dims they are summed in their place.  Cost: 2.5 times the forward
+ * FLOPs; memory beside scratch: lse and delta, and dq in fp32 where it is stored in 16 bits.
+ */
+#include <string.h>
+
+#include "engine/backward.h"
+
+static int64_t rows_of(const attn_problem *p)
+{
+    return p->batch * p->heads_q * p->tokens_q;
+}
+
+static int64_t tiles_of(const attn_plan *plan)
+{
+    return attn__ceil_div(plan->problem.tokens_q, plan->tile_q);
+}
+
+attn__space attn__backward_space(const attn_plan *plan)
+{
+    const attn_problem *p = &plan->problem;
+    const int64_t real = (int64_t)sizeof(float), integer = (int64_t)sizeof(int64_t), rows = rows_of(p);
+    attn__space s = {.q_rows = p->tokens_q, .kv_rows = p->tokens_kv};
+    s.lists = 2 * attn__aligned(p->batch * integer) + attn__aligned((attn__ranges_most(plan) + 1) * integer);
+    s.partial = 2 * attn__aligned(rows * real) +
+                attn__aligned(p->dtype_out != ATTN_F32 ? rows * p->dim_qk * real : 0) +
+                attn__aligned(p->batch * p->heads_q * tiles_of(plan) * (int64_t)sizeof(atomic_uint));
+    s.thread = attn__range_space(plan);
+    return s;
+}
+
+static void lay_out(attn__backward *b)
+{
+    const attn_plan *plan = b->plan;
+    const attn_problem *p = &plan->problem;
+    const int64_t real = (int64_t)sizeof(float), integer = (int64_t)sizeof(int64_t), rows = rows_of(p);
+    char *at = b->run.workspace;
+    b->tiles = tiles_of(plan);
+    b->order = attn__take(&at, p->batch * integer);
+    b->count = attn__take(&at, p->batch * integer);
+    b->first = attn__take(&at, (attn__ranges_most(plan) + 1) * integer);
+    b->lse = attn__take(&at, rows * real);
+    b->delta = attn__take(&at, rows * real);
+    if (p->dtype_out != ATTN_F32) {
+        b->dq = attn__take(&at, rows * p->dim_qk * real);
+    }
+    b->turns = attn__take(&at, p->batch * p->heads_q * b->tiles * (int64_t)sizeof(atomic_uint));
+    b->threads = at;
+    if (b->io.dq.data == NULL) {
+        b->dq = NULL;
+    }
+}
+
+/* ---- by query tile ---- */
+
+typedef struct tile {
+    attn__sequence s;
+    int64_t head, row, count;
+} tile;
+
+/* The rows of a number in [0, batch * heads_q * tiles); none where a sequence is shorter than the longest. */
+static tile tile_at(const attn__backward *b, int64_t number)
+{
+    const attn_plan *plan = b->plan;
+    int64_t plane = number / b->tiles;
+    tile t = {.head = plane % plan->problem.heads_q, .row = number % b->tiles * plan->tile_q};
+    t.s = attn__sequence_at(&b->sequences, plane / plan->problem.heads_q);
+    t.count = attn__max(0, attn__min(plan->tile_q, t.s.q_count - t.row));
+    return t;
+}
+
+static attn__rows rows_at(const attn_tensor *t, attn_dtype dtype, const tile *at)
+{
+    return (attn__rows){attn__tensor_at(t, dtype, at->s.batch, at->head, at->s.q_first + at->row), dtype,
+                        t->stride[2], t->stride[3]};
+}
+
+static void prepare(attn__backward *b, int64_t number)
+{
+    const attn_plan *plan = b->plan;
+    const attn_problem *p = &plan->problem;
+    tile t = tile_at(b, number);
+    int64_t at = attn__row_at(b, &t.s, t.head, t.row);
+    atomic_init(&b->turns[number], 0);
+    if (t.count == 0) {
+        return;
+    }
+    attn__rows lse = rows_at(&b->io.lse, ATTN_F32, &t);
+    attn_to_f32(b->lse + at, lse.data, ATTN_F32, lse.token, t.count);
+    if (b->io.delta.data != NULL) {
+        attn__rows delta = rows_at(&b->io.delta, ATTN_F32, &t);
+        attn_to_f32(b->delta + at, delta.data, ATTN_F32, delta.token, t.count);
+    } else {
+        attn__rows o = rows_at(&b->io.o, p->dtype_out, &t), dout = rows_at(&b->io.dout, p->dtype, &t);
+        attn__delta(b->delta + at, &o, &dout, t.count, p->dim_v);
+    }
+    if (b->dq != NULL) {
+        memset(b->dq + at * p->dim_qk, 0, (size_t)(t.count * p->dim_qk) * sizeof *b->dq);
+    } else if (b->io.dq.data != NULL && !b->io.accumulate) {
+        attn__put_zeros(plan, &b->io.dq, t.s.batch, t.head, t.s.q_first + t.row, t.count, p->dim_qk);
+    }
+}
+
+static void finish(const attn__backward *b, int64_t number)
+{
+    int64_t dim = b->plan->problem.dim_qk;
+    tile t = tile_at(b, number);
+    attn__put_rows(b->plan, &b->io.dq, t.s.batch, t.head, t.s.q_first + t.row, t.count, dim,
+                   b->dq + attn__row_at(b, &t.s, t.head, t.row) * dim, b->io.accumulate);
+}
+
+static attn_status compute(attn__backward *b)
+{
+    const attn_plan *plan = b->plan;
+    const attn_problem *p = &plan->problem;
+    int64_t numbers = p->batch * p->heads_q * b->tiles;
+    int64_t cells = attn__band_cells(plan->band, 0, p->tokens_q, 0, p->tokens_kv);
+    bool together = attn__worth_threads(2.5 * attn__flops(p, cells));
+#pragma omp parallel for schedule(static) num_threads(plan->threads) if (together)
+    for (int64_t number = 0; number < numbers; number++) {
+        prepare(b, number);
+    }
+    attn__ranges_number(b);
+#pragma omp parallel num_threads(plan->threads) if (together)
+    attn__ranges_work(b);
+    if (attn__run_stopped(&b->run)) {
+        return attn__fail(b->run.status, "%s", b->run.text);
+    }
+    if (b->dq != NULL) {
+#pragma omp parallel for schedule(static) num_threads(plan->threads) if (together)
+        for (int64_t number = 0; number < numbers; number++) {
+            finish(b, number);
+        }
+    }
+    return ATTN_OK;
+}
+
+/* ---- execute ---- */
+
+attn_status attn__gradients_open(attn_gradients *io, attn__sequences *s, const attn_problem *p,
+                                 const attn_gradients *from)
+{
+    if (from == NULL || from->size != sizeof *from) {
+        return attn__fail(ATTN_EINVAL, "attn_gradients: set its size field to sizeof(attn_gradients)");
+    }
+    if (from->q.data == NULL || from->k.data == NULL || from->v.data == NULL || from->dout.data == NULL) {
+        return attn__fail(ATTN_EINVAL, "attn_gradients: give q, k, v and dout as tensors");
+    }
+    ATTN__TRY(attn__sequences_open(s, p, from->cu_seqlens_q, from->cu_seqlens_kv));
+    int64_t queries = attn__sequences_tokens(s, ATTN_Q), keys = attn__sequences_tokens(s, ATTN_K);
+    *io = *from;
+    attn__tensor_strides(&io->q, p->heads_q, queries, p->dim_qk);
+    attn__tensor_strides(&io->k, p->heads_kv, keys, p->dim_qk);
+    attn__tensor_strides(&io->v, p->heads_kv, keys, p->dim_v);
+    attn__tensor_strides(&io->o, p->heads_q, queries, p->dim_v);
+    attn__tensor_strides(&io->lse, p->heads_q, queries, 1);
+    attn__tensor_strides(&io->delta, p->heads_q, queries, 1);
+    attn__tensor_strides(&io->dout, p->heads_q, queries, p->dim_v);
+    attn__tensor_strides(&io->dq, p->heads_q, queries, p->dim_qk);
+    attn__tensor_strides(&io->dk, p->heads_kv, keys, p->dim_qk);
+    attn__tensor_strides(&io->dv, p->heads_kv, keys, p->dim_v);
+    return ATTN_OK;
+}
 
 attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io, void *workspace)
 {
-    (void)plan, (void)io, (void)workspace;
-    return attn__fail(ATTN_EUNSUPPORTED, "gradients are not built yet");
+    attn__backward b = {.plan = plan};
+    if (plan == NULL || workspace == NULL) {
+        return attn__fail(ATTN_EINVAL,
+                          "attn_execute_backward needs a plan and attn_plan_workspace() bytes of workspace");
+    }
+    if (!plan->backward) {
+        return attn__fail(ATTN_EINVAL, "the plan was made without options.backward, for attn_execute");
+    }
+    ATTN__TRY(attn__gradients_open(&b.io, &b.sequences, &plan->problem, io));
+    if (io->lse.data == NULL || (io->o.data == NULL && io->delta.data == NULL)) {
+        return attn__fail(ATTN_EINVAL, "attn_gradients: give lse, and o or delta, from the forward pass");
+    }
+    ATTN__TRY(attn__run_open(&b.run, plan, workspace));
+    atomic_init(&b.next, 0);
+    atomic_init(&b.cells, 0);
+    lay_out(&b);
+    attn_status status = compute(&b);
+    attn__run_close(&b.run);
+    return status;
 }
 
 attn_status attn_backward(const attn_problem *problem, const attn_gradients *io, const attn_options *options)
 {
-    (void)problem, (void)io, (void)options;
-    return attn__fail(ATTN_EUNSUPPORTED, "gradients are not built yet");
-}
-
-attn_status attn_reference_backward(const attn_problem *problem, const attn_gradients *io, int64_t batch,
-                                    int64_t head, const int64_t *rows, int64_t row_count, double *dq,
-                                    const int64_t *keys, int64_t key_count, double *dk, double *dv)
-{
-    (void)problem, (void)io, (void)batch, (void)head, (void)rows, (void)row_count, (void)dq;
-    (void)keys, (void)key_count, (void)dk, (void)dv;
-    return attn__fail(ATTN_EUNSUPPORTED, "gradients are not built yet");
+    attn_options o = options != NULL ? *options : ATTN_INIT(attn_options);
+    attn_plan *plan;
+    o.backward = 1;
+    o.in_memory = 1;
+    ATTN__TRY(attn_plan_create(&plan, problem, &o));
+    void *workspace = attn__alloc(attn_plan_workspace(plan));
+    attn_status status = workspace != NULL ? attn_execute_backward(plan, io, workspace) : ATTN_ENOMEM;
+    attn__free(workspace);
+    attn_plan_destroy(plan);
+    return status;
 }

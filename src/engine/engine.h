@@ -5,12 +5,15 @@
  *   problem.c    the problem: defaults, checks, string form
  *   scheduler.c  problem + options -> plan: kernel, W, schedule, memory.  Touches no data.
  *   inspect.c    a plan looked at: groups, pairs, costs, proof, verdicts
+ *   sequence.c   the sequences of a batch, of equal or unequal length
  *   io.c         tensors in memory as a source and a sink
  *   execute.c    one execute: starts the workers, then the merge
- *   worker.c     one rank: gather -> compute -> hand over
+ *   direct.c     W = 1 without a spool: no partials, rows go where they belong
+ *   worker.c     one rank of several: gather -> compute -> hand over
  *   tiler.c      partials -> rows, in a fixed order
  *   spool.c      partials on disk: manifest, pieces, resume
- *   reference.c  the fp64 reference over a problem
+ *   backward.c   one execute of the gradients; ranges.c: its items
+ *   reference.c  the fp64 reference over a problem; reference_backward.c: of its gradients
  *   peak.c       what the machine's multiply-adds reach at most
  */
 #ifndef ATTN_ENGINE_H
@@ -30,9 +33,9 @@
 typedef struct attn__space {
     int64_t kv_rows, q_rows; /* most rows that a worker holds or computes at once */
     int64_t gather;  /* per resident worker: K, V of its quorum and Q of one group; 0 when in memory */
-    int64_t partial; /* per resident worker: o and lse of one query group; 0 when direct */
-    int64_t lists;   /* per resident worker: pairs and held groups */
-    int64_t thread;  /* per kernel thread: scratch, spans, a tile of o and lse */
+    int64_t partial; /* per resident worker: o and lse of one query group; backward: what its rows share */
+    int64_t lists;   /* per resident worker: pairs and held groups; direct and backward: items by sequence */
+    int64_t thread;  /* per kernel thread: scratch, spans, a tile of results */
     int64_t worker;  /* one resident worker: the above, for all its threads */
     int64_t tiler;   /* accumulators (memory) or fold buffers (spool), and turns */
     int64_t total;
@@ -47,11 +50,12 @@ struct attn_plan {
     attn_quorum quorum;
     const attn__kernel *kernel;
     attn__shape shape;
-    int64_t tile_q;
+    int64_t tile_q; /* query rows of a call */
     int64_t resident;
     int threads; /* of each resident worker */
     bool in_memory;
-    bool direct; /* W = 1 without a spool: a kernel's rows are the result */
+    bool direct;   /* W = 1 without a spool: a kernel's rows are the result */
+    bool backward; /* gradients */
     bool spooled;
     char *spool;
     char *manifest; /* the spool's identity, as text */
@@ -79,6 +83,8 @@ static inline const int64_t *attn__plan_set_kv(const attn_plan *plan)
 }
 
 attn__band attn__problem_band(const attn_problem *problem);
+/* The same mask for a sequence whose keys exceed its queries by `shift`. */
+attn__band attn__mask_band(const attn_problem *problem, int64_t shift);
 /* What one token row of each operand weighs, over all batches and heads. */
 attn__bytes attn__problem_bytes(const attn_problem *problem);
 
@@ -96,13 +102,68 @@ static inline int64_t attn__tokens(const attn_problem *p, attn_operand x)
     return x == ATTN_Q ? p->tokens_q : p->tokens_kv;
 }
 
+/* Takes `bytes` of the workspace at *at, from a cache line on. */
+static inline void *attn__take(char **at, int64_t bytes)
+{
+    void *here = *at;
+    *at += attn__aligned(bytes);
+    return here;
+}
+
+/* Forward, for so many cells of every (batch, query head). */
+static inline double attn__flops(const attn_problem *p, int64_t cells)
+{
+    return 2 * (double)cells * (double)(p->dim_qk + p->dim_v) * (double)(p->batch * p->heads_q);
+}
+
+/* FLOPs, some 40 us of one core: less is not worth waking other threads. */
+static inline bool attn__worth_threads(double flops)
+{
+    return flops > 4e6;
+}
+
+/* ---- sequence.c ---- */
+
+/* The sequences of a batch: one an entry, or cut out of the tokens by cumulative lengths. */
+typedef struct attn__sequences {
+    const attn_problem *problem;
+    const int64_t *cu_q, *cu_kv; /* NULL: all of tokens_q and tokens_kv */
+} attn__sequences;
+
+/* One of them.  Positions within it, as a kernel and its band know them, begin at 0. */
+typedef struct attn__sequence {
+    int64_t batch;              /* of the tensors; 0 with cumulative lengths */
+    int64_t q_first, q_count;   /* its tokens in the tensors */
+    int64_t kv_first, kv_count; /* likewise */
+    int64_t rows_before;        /* queries of all sequences before it */
+    attn__band band;
+} attn__sequence;
+
+/* Checks the lists (both or neither, from 0, never falling, no sequence too long) and wraps them. */
+attn_status attn__sequences_open(attn__sequences *sequences, const attn_problem *problem, const int64_t *cu_q,
+                                 const int64_t *cu_kv);
+attn__sequence attn__sequence_at(const attn__sequences *sequences, int64_t index);
+/* Tokens of an operand's tensor, along its token axis. */
+int64_t attn__sequences_tokens(const attn__sequences *sequences, attn_operand operand);
+/* order[0 .. count): indices by falling key, equal keys by rising index. */
+void attn__sort_falling(int64_t *order, const int64_t *key, int64_t count);
+
 /* ---- io.c ---- */
+
+/* Element 0 of a token's row. */
+static inline void *attn__tensor_at(const attn_tensor *t, attn_dtype dtype, int64_t batch, int64_t head,
+                                    int64_t token)
+{
+    int64_t at = batch * t->stride[0] + head * t->stride[1] + token * t->stride[2];
+    return (char *)t->data + at * (int64_t)attn_dtype_size(dtype);
+}
 
 /* Fills in contiguous strides where all are zero. */
 void attn__tensor_strides(attn_tensor *tensor, int64_t heads, int64_t tokens, int64_t dim);
 
 typedef struct attn__memory_io {
     const attn_problem *problem;
+    attn__sequences sequences;
     attn_tensor in[3], o, lse;
     attn_source source;
     attn_sink sink;
@@ -117,7 +178,7 @@ attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, 
 
 typedef struct attn__run {
     const attn_plan *plan;
-    attn__memory_io io;
+    attn__memory_io *io; /* NULL in the backward pass */
     attn__local local;
     char *residents; /* parts of the workspace: threads' records, workers' parts, the Tiler's */
     char *workspace;
@@ -134,14 +195,35 @@ typedef struct attn__run {
     int spool_lock;
 } attn__run;
 
+/* Makes the lock and its condition, or releases them. */
+attn_status attn__run_open(attn__run *run, const attn_plan *plan, void *workspace);
+void attn__run_close(attn__run *run);
 /* Tells the user; ATTN_ECANCELED if he wants no more. */
 attn_status attn__run_event(attn__run *run, attn_event event);
 /* Remembers the first failure and wakes all who wait. */
 void attn__run_failed(attn__run *run, attn_status status);
 bool attn__run_stopped(attn__run *run);
 
+/* How many slices a long task of `items` is told in. */
+int64_t attn__slices(const attn_plan *plan, double flops, int64_t items);
+
 /* Bytes for the records of the resident workers' threads. */
 int64_t attn__resident_space(int64_t residents);
+
+/* ---- direct.c ---- */
+
+/* Most query rows of a kernel call of a direct plan. */
+int64_t attn__direct_rows(const attn_problem *problem);
+/* The workspace of a direct plan, and what it computes with it. */
+attn__space attn__direct_space(const attn_plan *plan);
+attn_status attn__direct(attn__run *run);
+
+/* ---- backward.c ---- */
+
+attn__space attn__backward_space(const attn_plan *plan);
+/* Checks what every use of `from` needs, and fills in strides and sequences. */
+attn_status attn__gradients_open(attn_gradients *io, attn__sequences *sequences, const attn_problem *problem,
+                                 const attn_gradients *from);
 
 /* ---- worker.c ---- */
 

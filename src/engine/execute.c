@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * execute.c - one execute: the workers, at most `resident` of them at a time, then the merge.
+ * execute.c - one execute: the workers, at most `resident` of them at a time, then the merge; or, where W = 1
+ * needs neither, direct.c.
  *
  * Ranks are handed out in ascending order.  One resident worker runs in the caller's thread; more run as
  * threads, each with its part of the OpenMP threads.  Everything lives in the caller's workspace and on the
@@ -44,6 +45,18 @@ bool attn__run_stopped(attn__run *run)
     bool stopped = run->status != ATTN_OK;
     pthread_mutex_unlock(&run->lock);
     return stopped;
+}
+
+/* A slice lets a progress bar move and a cancel be heard, and ends in a barrier: it must be long, and have
+ * many items for each thread. */
+int64_t attn__slices(const attn_plan *plan, double flops, int64_t items)
+{
+    enum { ITEMS = 16 }; /* of a thread; the barrier then idles less than 1/16 of the time */
+    const double slice_flops = 5e9;
+    if (plan->event == NULL) {
+        return 1;
+    }
+    return attn__max(1, attn__min(items / (ITEMS * plan->threads), (int64_t)(flops / slice_flops)));
 }
 
 /* ---- workers ---- */
@@ -111,6 +124,9 @@ static void place(attn__run *run, void *workspace)
 static attn_status execute(attn__run *run)
 {
     const attn_plan *plan = run->plan;
+    if (plan->direct) {
+        return attn__direct(run);
+    }
     if (plan->spooled) {
         ATTN__TRY(attn__spool_open(run));
     }
@@ -124,31 +140,58 @@ static attn_status execute(attn__run *run)
     return attn__tiler_finish(run);
 }
 
-attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace)
+attn_status attn__run_open(attn__run *run, const attn_plan *plan, void *workspace)
 {
-    attn__run run = {.plan = plan, .spool_folder = -1, .spool_lock = -1};
-    if (plan == NULL || workspace == NULL) {
-        return attn__fail(ATTN_EINVAL,
-                          "attn_execute needs a plan and attn_plan_workspace() bytes of workspace");
+    *run = (attn__run){.plan = plan, .spool_folder = -1, .spool_lock = -1};
+    if (pthread_mutex_init(&run->lock, NULL) != 0) {
+        return attn__fail(ATTN_ENOMEM, "no mutex");
     }
-    ATTN__TRY(attn__io_open(&run.io, &plan->problem, io));
+    if (pthread_cond_init(&run->turned, NULL) != 0) {
+        pthread_mutex_destroy(&run->lock);
+        return attn__fail(ATTN_ENOMEM, "no condition variable");
+    }
+    place(run, workspace);
+    return ATTN_OK;
+}
+
+void attn__run_close(attn__run *run)
+{
+    pthread_cond_destroy(&run->turned);
+    pthread_mutex_destroy(&run->lock);
+}
+
+static attn_status check_execute(const attn_plan *plan, const attn_io *io)
+{
     if (plan->in_memory && io->source != NULL) {
         return attn__fail(ATTN_EINVAL,
                           "the plan was made for tensors in memory (options.in_memory), not for a source");
     }
-    run.local = (attn__local){.source = &run.io.source, .deliver = attn__tiler_deliver, .data = &run};
-    if (pthread_mutex_init(&run.lock, NULL) != 0) {
-        return attn__fail(ATTN_ENOMEM, "no mutex");
+    if (!plan->direct && io->cu_seqlens_q != NULL) {
+        return attn__fail(ATTN_EUNSUPPORTED,
+                          "sequences of unequal length (cu_seqlens) need a plan with W = 1 and no spool");
     }
-    if (pthread_cond_init(&run.turned, NULL) != 0) {
-        pthread_mutex_destroy(&run.lock);
-        return attn__fail(ATTN_ENOMEM, "no condition variable");
+    return ATTN_OK;
+}
+
+attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace)
+{
+    attn__run run;
+    attn__memory_io memory;
+    if (plan == NULL || workspace == NULL) {
+        return attn__fail(ATTN_EINVAL,
+                          "attn_execute needs a plan and attn_plan_workspace() bytes of workspace");
     }
-    place(&run, workspace);
+    if (plan->backward) {
+        return attn__fail(ATTN_EINVAL, "the plan was made with options.backward, for attn_execute_backward");
+    }
+    ATTN__TRY(attn__io_open(&memory, &plan->problem, io));
+    ATTN__TRY(check_execute(plan, io));
+    ATTN__TRY(attn__run_open(&run, plan, workspace));
+    run.io = &memory;
+    run.local = (attn__local){.source = &memory.source, .deliver = attn__tiler_deliver, .data = &run};
     attn_status status = execute(&run);
     attn__spool_close(&run);
-    pthread_cond_destroy(&run.turned);
-    pthread_mutex_destroy(&run.lock);
+    attn__run_close(&run);
     return status;
 }
 

@@ -2,8 +2,8 @@
 /*
  * io.c - tensors in memory, seen as a source and a sink, so that the engine knows only one kind of each.
  *
- * A tensor that the plan reads in place (in_memory) does not pass through here: the worker hands its strides
- * to the kernel.
+ * A tensor that is read in place (always with W = 1; else with in_memory) does not pass through here: its
+ * strides go to the kernel.
  */
 #include <string.h>
 
@@ -69,6 +69,9 @@ static attn_status write_tensor(void *data, int64_t batch, int64_t head, int64_t
 
 static attn_status check_inputs(const attn_io *io)
 {
+    if (io->source != NULL && (io->cu_seqlens_q != NULL || io->cu_seqlens_kv != NULL)) {
+        return attn__fail(ATTN_EINVAL, "cu_seqlens cut tensors in memory into sequences; a source has none");
+    }
     if (io->source == NULL && (io->q.data == NULL || io->k.data == NULL || io->v.data == NULL)) {
         return attn__fail(ATTN_EINVAL, "attn_io: give q, k and v as tensors, or a source");
     }
@@ -80,6 +83,9 @@ static attn_status check_inputs(const attn_io *io)
 
 static attn_status check_outputs(const attn_io *io)
 {
+    if (io->sink != NULL && io->cu_seqlens_q != NULL) {
+        return attn__fail(ATTN_EINVAL, "cu_seqlens cut tensors in memory into sequences; give o, not a sink");
+    }
     if (io->sink == NULL && io->o.data == NULL) {
         return attn__fail(ATTN_EINVAL, "attn_io: give o as a tensor, or a sink");
     }
@@ -96,10 +102,12 @@ attn_status attn__io_inputs(attn__memory_io *memory, const attn_problem *problem
     }
     ATTN__TRY(check_inputs(io));
     *memory = (attn__memory_io){.problem = problem, .in = {io->q, io->k, io->v}};
+    attn__sequences *s = &memory->sequences;
+    ATTN__TRY(attn__sequences_open(s, problem, io->cu_seqlens_q, io->cu_seqlens_kv));
     for (int x = ATTN_Q; x <= ATTN_V; x++) {
         attn_operand operand = (attn_operand)x;
-        attn__tensor_strides(&memory->in[x], attn__heads(problem, operand), attn__tokens(problem, operand),
-                             attn__dim(problem, operand));
+        attn__tensor_strides(&memory->in[x], attn__heads(problem, operand),
+                             attn__sequences_tokens(s, operand), attn__dim(problem, operand));
     }
     memory->source =
         io->source != NULL ? *io->source : (attn_source){sizeof(attn_source), memory, read_tensor};
@@ -112,8 +120,9 @@ attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, 
     ATTN__TRY(check_outputs(io));
     memory->o = io->o;
     memory->lse = io->lse;
-    attn__tensor_strides(&memory->o, problem->heads_q, problem->tokens_q, problem->dim_v);
-    attn__tensor_strides(&memory->lse, problem->heads_q, problem->tokens_q, 1);
+    int64_t tokens = attn__sequences_tokens(&memory->sequences, ATTN_Q);
+    attn__tensor_strides(&memory->o, problem->heads_q, tokens, problem->dim_v);
+    attn__tensor_strides(&memory->lse, problem->heads_q, tokens, 1);
     memory->sink = io->sink != NULL ? *io->sink : (attn_sink){sizeof(attn_sink), memory, write_tensor};
     return ATTN_OK;
 }

@@ -93,9 +93,8 @@ attn_status attn_problem_check(attn_problem *problem)
     return ATTN_OK;
 }
 
-attn__band attn__problem_band(const attn_problem *p)
+attn__band attn__mask_band(const attn_problem *p, int64_t shift)
 {
-    int64_t shift = p->tokens_kv - p->tokens_q;
     attn__band band = {-ATTN__BAND_OPEN, ATTN__BAND_OPEN};
     if (p->mask == ATTN_MASK_CAUSAL) {
         band.hi = shift;
@@ -105,6 +104,11 @@ attn__band attn__problem_band(const attn_problem *p)
         band.hi = p->window_right < 0 ? band.hi : shift + p->window_right;
     }
     return band;
+}
+
+attn__band attn__problem_band(const attn_problem *p)
+{
+    return attn__mask_band(p, p->tokens_kv - p->tokens_q);
 }
 
 attn__bytes attn__problem_bytes(const attn_problem *p)

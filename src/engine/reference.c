@@ -12,7 +12,7 @@ enum { KEYS = 256 }; /* keys read at a time */
 typedef struct reference {
     attn_problem problem;
     attn__memory_io io;
-    attn__band band;
+    attn__sequence s;
     int64_t batch, head, kv_head;
     void *raw;     /* KEYS tokens of all heads of an operand, as the source gives them */
     float *row;    /* one row, fp32 */
@@ -27,7 +27,8 @@ static attn_status read_rows(reference *r, attn_operand operand, int64_t head, i
 {
     const attn_problem *p = &r->problem;
     int64_t dim = attn__dim(p, operand), element = (int64_t)attn_dtype_size(p->dtype);
-    ATTN__TRY(r->io.source.read(r->io.source.data, operand, r->batch, first, count, r->raw, count * dim));
+    first += operand == ATTN_Q ? r->s.q_first : r->s.kv_first;
+    ATTN__TRY(r->io.source.read(r->io.source.data, operand, r->s.batch, first, count, r->raw, count * dim));
     for (int64_t i = 0; i < count; i++) {
         attn_to_f32(r->row, (char *)r->raw + (head * count + i) * dim * element, p->dtype, 1, dim);
         for (int64_t c = 0; c < dim; c++) {
@@ -40,14 +41,14 @@ static attn_status read_rows(reference *r, attn_operand operand, int64_t head, i
 static attn_status fold(reference *r, const int64_t *rows, int64_t count)
 {
     const attn_problem *p = &r->problem;
-    for (int64_t first = 0; first < p->tokens_kv; first += KEYS) {
-        int64_t keys = attn__min(KEYS, p->tokens_kv - first);
+    for (int64_t first = 0; first < r->s.kv_count; first += KEYS) {
+        int64_t keys = attn__min(KEYS, r->s.kv_count - first);
         ATTN__TRY(read_rows(r, ATTN_K, r->kv_head, first, keys, r->k));
         ATTN__TRY(read_rows(r, ATTN_V, r->kv_head, first, keys, r->v));
 #pragma omp parallel for schedule(static)
         for (int64_t i = 0; i < count; i++) {
             attn__reference_add(&r->rows[i], r->q + i * p->dim_qk, r->k, r->v, first, keys, rows[i],
-                                r->band.lo, r->band.hi, p->scale, p->dim_qk, p->dim_v);
+                                r->s.band.lo, r->s.band.hi, p->scale, p->dim_qk, p->dim_v);
         }
     }
     return ATTN_OK;
@@ -57,9 +58,9 @@ static attn_status compute(reference *r, const int64_t *rows, int64_t count, dou
 {
     const attn_problem *p = &r->problem;
     for (int64_t i = 0; i < count; i++) {
-        if (rows[i] < 0 || rows[i] >= p->tokens_q) {
+        if (rows[i] < 0 || rows[i] >= r->s.q_count) {
             return attn__fail(ATTN_EINVAL, "row %lld: rows go from 0 to %lld", (long long)rows[i],
-                              (long long)p->tokens_q - 1);
+                              (long long)r->s.q_count - 1);
         }
         ATTN__TRY(read_rows(r, ATTN_Q, r->head, rows[i], 1, r->q + i * p->dim_qk));
         r->rows[i].acc = o + i * p->dim_v;
@@ -86,7 +87,7 @@ static attn_status check(reference *r, const attn_problem *problem, const attn_i
                           (long long)r->batch, (long long)r->head, (long long)p->batch,
                           (long long)p->heads_q);
     }
-    r->band = attn__problem_band(p);
+    r->s = attn__sequence_at(&r->io.sequences, r->batch);
     r->kv_head = r->head / (p->heads_q / p->heads_kv);
     return ATTN_OK;
 }

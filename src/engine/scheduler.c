@@ -20,17 +20,8 @@ enum { SEARCH_MAX = 4096 };
 
 /* ---- memory ---- */
 
-/* One kernel thread: its scratch, the spans of one call, a tile of o and lse where they cannot go to their
- * place. */
-static int64_t thread_space(const attn_plan *plan, int64_t size_kv)
-{
-    int64_t tile = plan->tile_q * (plan->problem.dim_v + 1) * (int64_t)sizeof(float);
-    return attn__aligned((int64_t)plan->kernel->scratch(&plan->shape)) +
-           attn__aligned(size_kv * (int64_t)sizeof(attn__span)) + attn__aligned(plan->direct ? tile : 0);
-}
-
-/* Lays out the workspace for W workers whose quorums hold size_q and size_kv groups. */
-static attn__space space_of(const attn_plan *plan, int64_t workers, int64_t size_q, int64_t size_kv)
+/* The workspace of workers that make partials, with quorums of size_q and size_kv groups. */
+static attn__space worker_space(const attn_plan *plan, int64_t workers, int64_t size_q, int64_t size_kv)
 {
     const attn_problem *p = &plan->problem;
     attn__bytes bytes = attn__problem_bytes(p);
@@ -41,13 +32,21 @@ static attn__space space_of(const attn_plan *plan, int64_t workers, int64_t size
         s.gather = attn__aligned(s.kv_rows * bytes.k) + attn__aligned(s.kv_rows * bytes.v) +
                    attn__aligned(s.q_rows * bytes.q);
     }
-    if (!plan->direct) {
-        s.partial = attn__aligned(s.q_rows * bytes.o);
-    }
+    s.partial = attn__aligned(s.q_rows * bytes.o);
     s.lists = attn__aligned(2 * workers * (int64_t)sizeof(attn_pair)) +
               attn__aligned((size_q + 2 * size_kv) * (int64_t)sizeof(int64_t));
-    s.thread = thread_space(plan, size_kv);
+    s.thread = attn__aligned((int64_t)plan->kernel->scratch(&plan->shape)) +
+               attn__aligned(size_kv * (int64_t)sizeof(attn__span));
     s.tiler = attn__tiler_space(plan, workers, size_q);
+    return s;
+}
+
+/* Lays out the workspace. */
+static attn__space space_of(const attn_plan *plan, int64_t workers, int64_t size_q, int64_t size_kv)
+{
+    attn__space s = plan->backward ? attn__backward_space(plan)
+                    : plan->direct ? attn__direct_space(plan)
+                                   : worker_space(plan, workers, size_q, size_kv);
     s.worker = s.gather + s.partial + s.lists + plan->threads * s.thread;
     bool huge = (double)plan->resident * (double)s.worker + (double)s.tiler > (double)SPACE_MAX;
     s.total =
@@ -65,12 +64,14 @@ static attn_status choose_kernel(attn_plan *plan, int64_t workers, int64_t size_
         .dtype = p->dtype,
         .dim_qk = p->dim_qk,
         .dim_v = p->dim_v,
-        .rows = attn__ceil_div(p->tokens_q, workers),
+        .rows = plan->direct ? attn__direct_rows(p) : attn__ceil_div(p->tokens_q, workers),
         .keys = attn__min(p->tokens_kv, size_kv * attn__ceil_div(p->tokens_kv, workers)),
+        .backward = plan->backward,
     };
     ATTN__TRY(attn__kernel_choose(&plan->kernel, &plan->shape, name));
-    plan->tile_q = attn__max(1, plan->kernel->tile_q(&plan->shape));
-    if (plan->kernel->scratch(&plan->shape) > SPACE_MAX >> 8) {
+    const attn__kernel *k = plan->kernel;
+    plan->tile_q = attn__max(1, plan->backward ? k->backward_tile_q(&plan->shape) : k->tile_q(&plan->shape));
+    if ((plan->backward ? k->backward_scratch : k->scratch)(&plan->shape) > SPACE_MAX >> 8) {
         return attn__fail(ATTN_ELIMIT,
                           "the %s kernel's scratch overflows; use more workers or another kernel",
                           plan->kernel->name);
@@ -90,7 +91,7 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
                            int64_t size_kv)
 {
     plan->layout.workers = workers;
-    plan->direct = workers == 1 && !plan->spooled;
+    plan->direct = workers == 1 && !plan->spooled && !plan->backward;
     share_threads(plan, options, workers);
     ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
     plan->space = space_of(plan, workers, size_q, size_kv);
@@ -104,6 +105,13 @@ static bool fits(const attn_plan *plan, int64_t limit)
 
 static attn_status over_limit(const attn_plan *plan, int64_t limit)
 {
+    if (plan->backward) {
+        return attn__fail(
+            ATTN_ELIMIT,
+            "the gradients need %lld bytes of workspace, the limit leaves %lld; use fewer threads "
+            "or a larger limit",
+            (long long)plan->space.total, (long long)limit);
+    }
     return attn__fail(
         ATTN_ELIMIT,
         "W = %lld needs %lld bytes of workspace, the limit leaves %lld; use more workers, fewer resident "
@@ -267,6 +275,17 @@ static attn_status check_options(const attn_options *o, const attn_problem *p)
     return ATTN_OK;
 }
 
+static attn_status check_backward(const attn_options *o)
+{
+    if (o->backward && (o->workers > 1)) {
+        return attn__fail(ATTN_EUNSUPPORTED, "gradients are computed by one worker: set workers to 0 or 1");
+    }
+    if (o->backward && o->spool != NULL) {
+        return attn__fail(ATTN_EUNSUPPORTED, "gradients have no partials for a spool folder: leave it out");
+    }
+    return ATTN_OK;
+}
+
 static attn_status settle(attn_plan *plan, const attn_options *options)
 {
     const attn_problem *p = &plan->problem;
@@ -277,7 +296,7 @@ static attn_status settle(attn_plan *plan, const attn_options *options)
         .band = plan->band,
         .classic = options->classic != 0,
     };
-    if (options->workers == 0 && options->memory_limit > 0) {
+    if (options->workers == 0 && options->memory_limit > 0 && !plan->backward) {
         ATTN__TRY(search_workers(plan, options));
     }
     ATTN__TRY(find_cover(plan, options));
@@ -311,8 +330,10 @@ static attn_status create(attn_plan *plan, const attn_problem *problem, const at
     plan->problem = *problem;
     ATTN__TRY(attn_problem_check(&plan->problem));
     ATTN__TRY(check_options(options, &plan->problem));
+    ATTN__TRY(check_backward(options));
     plan->band = attn__problem_band(&plan->problem);
-    plan->in_memory = options->in_memory != 0;
+    plan->backward = options->backward != 0;
+    plan->in_memory = options->in_memory != 0 || plan->backward;
     plan->spooled = options->spool != NULL;
     plan->event = options->event;
     plan->event_data = options->event_data;

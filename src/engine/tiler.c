@@ -34,9 +34,6 @@ static int64_t fold_space(const attn_plan *plan)
 int64_t attn__tiler_space(const attn_plan *plan, int64_t workers, int64_t size_q)
 {
     int64_t rows = planes(plan) * plan->problem.tokens_q;
-    if (plan->direct) {
-        return 0;
-    }
     if (plan->spooled) {
         return attn__aligned(workers * size_q) + plan->threads * fold_space(plan);
     }
@@ -50,9 +47,6 @@ void attn__tiler_begin(attn__run *run)
     const attn_plan *plan = run->plan;
     int64_t rows = planes(plan) * plan->problem.tokens_q, workers = plan->layout.workers;
     char *at = run->tiler;
-    if (plan->direct) {
-        return;
-    }
     if (plan->spooled) {
         run->have = (unsigned char *)at;
         memset(run->have, 0, (size_t)(workers * plan->set_q_size));
@@ -116,7 +110,7 @@ static void fold_in(attn__run *run, const attn_partial *partial)
 
 attn_status attn__tiler_pass(attn__run *run, int64_t rank, int64_t group)
 {
-    if (run->plan->direct || run->plan->spooled) {
+    if (run->plan->spooled) {
         return ATTN_OK;
     }
     ATTN__TRY(wait_for_turn(run, rank, group));
@@ -152,7 +146,7 @@ attn_status attn__tiler_deliver(void *data, const attn_partial *partial)
 static attn_status write_plane(attn__run *run, int64_t plane)
 {
     const attn_problem *p = &run->plan->problem;
-    const attn_sink *sink = &run->io.sink;
+    const attn_sink *sink = &run->io->sink;
     int64_t row = plane * p->tokens_q;
     return sink->write(sink->data, plane / p->heads_q, plane % p->heads_q, 0, p->tokens_q,
                        run->acc_o + row * p->dim_v, p->dim_v, run->acc_lse + row);
@@ -183,7 +177,7 @@ static attn_status fold_rows(attn__run *run, int64_t group, int64_t plane, int64
         }
     }
     int64_t first = attn__group_first(plan->problem.tokens_q, workers, group) + row;
-    const attn_sink *sink = &run->io.sink;
+    const attn_sink *sink = &run->io->sink;
     return sink->write(sink->data, plane / plan->problem.heads_q, plane % plan->problem.heads_q, first, count,
                        o, dim, lse);
 }
@@ -207,9 +201,6 @@ attn_status attn__tiler_finish(attn__run *run)
 {
     const attn_plan *plan = run->plan;
     double begin = attn__now();
-    if (plan->direct) {
-        return ATTN_OK;
-    }
     int64_t units = planes(plan) * (plan->spooled ? plan->layout.workers : 1);
     char *buffers = run->tiler + attn__aligned(plan->layout.workers * plan->set_q_size);
     bool together = planes(plan) * plan->problem.tokens_q * plan->problem.dim_v > FOLD_ALONE;

@@ -23,7 +23,7 @@ typedef struct worker {
     int64_t *offset; /* of each held group: first row in the arena */
     int64_t held_count, held_rows;
     char *k, *v, *q; /* the arena, NULL in memory */
-    float *o, *lse;  /* the partial, NULL when direct */
+    float *o, *lse;  /* the partial */
     char *threads;
 } worker;
 
@@ -36,13 +36,6 @@ typedef struct piece {
     int part; /* pairs of the other half do not reach these rows */
 } piece;
 
-static void *take(char **at, int64_t bytes)
-{
-    void *here = *at;
-    *at += attn__aligned(bytes);
-    return here;
-}
-
 /* ---- set up ---- */
 
 static void lay_out(worker *w, attn__run *run, int64_t rank, int64_t slot)
@@ -53,18 +46,16 @@ static void lay_out(worker *w, attn__run *run, int64_t rank, int64_t slot)
     char *at = run->workspace + slot * s->worker;
     *w = (worker){.run = run};
     w->comm = attn__local_comm(&run->local, rank, plan->layout.workers);
-    w->pairs = take(&at, 2 * plan->layout.workers * (int64_t)sizeof(attn_pair));
-    w->groups = take(&at, (plan->set_q_size + 2 * plan->set_kv_size) * (int64_t)sizeof(int64_t));
+    w->pairs = attn__take(&at, 2 * plan->layout.workers * (int64_t)sizeof(attn_pair));
+    w->groups = attn__take(&at, (plan->set_q_size + 2 * plan->set_kv_size) * (int64_t)sizeof(int64_t));
     w->held = w->groups + plan->set_q_size;
     w->offset = w->held + plan->set_kv_size;
     if (!plan->in_memory) {
-        w->k = take(&at, s->kv_rows * bytes.k);
-        w->v = take(&at, s->kv_rows * bytes.v);
-        w->q = take(&at, s->q_rows * bytes.q);
+        w->k = attn__take(&at, s->kv_rows * bytes.k);
+        w->v = attn__take(&at, s->kv_rows * bytes.v);
+        w->q = attn__take(&at, s->q_rows * bytes.q);
     }
-    if (!plan->direct) {
-        w->o = take(&at, s->q_rows * bytes.o);
-    }
+    w->o = attn__take(&at, s->q_rows * bytes.o);
     w->threads = at;
 }
 
@@ -182,7 +173,7 @@ static view look(const worker *w, attn_operand operand, const char *arena, int64
     const attn_problem *p = &w->run->plan->problem;
     int64_t element = (int64_t)attn_dtype_size(p->dtype);
     if (arena == NULL) {
-        const attn_tensor *t = &w->run->io.in[operand];
+        const attn_tensor *t = &w->run->io->in[operand];
         int64_t at = batch * t->stride[0] + head * t->stride[1] + position * t->stride[2];
         return (view){(const char *)t->data + at * element, t->stride[2], t->stride[3]};
     }
@@ -216,44 +207,15 @@ static int64_t list_spans(const worker *w, const piece *t, int64_t batch, int64_
     return count;
 }
 
-/* Rows of the result go straight to their place where they can, through a tile otherwise. */
-static attn_status emit(const worker *w, attn__block *block, int64_t plane, char *scratch, float *tile)
-{
-    const attn_plan *plan = w->run->plan;
-    const attn_problem *p = &plan->problem;
-    const attn__memory_io *io = &w->run->io;
-    int64_t b = plane / p->heads_q, h = plane % p->heads_q;
-    bool in_place = io->sink.data == io && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
-    block->o = tile;
-    block->o_stride = p->dim_v;
-    block->lse = tile + plan->tile_q * p->dim_v;
-    if (in_place) {
-        const int64_t *s = io->o.stride;
-        block->o = (float *)io->o.data + b * s[0] + h * s[1] + block->first * s[2];
-        block->o_stride = s[2];
-    }
-    plan->kernel->forward(block, scratch);
-    if (!in_place) {
-        return io->sink.write(io->sink.data, b, h, block->first, block->count, block->o, block->o_stride,
-                              block->lse);
-    }
-    if (io->lse.data != NULL) {
-        const int64_t *s = io->lse.stride;
-        attn_from_f32((float *)io->lse.data + b * s[0] + h * s[1] + block->first * s[2], ATTN_F32, s[2],
-                      block->lse, block->count);
-    }
-    return ATTN_OK;
-}
-
 /* Tile `tile` of the piece for one (batch, head): one kernel call. */
-static attn_status compute_tile(const worker *w, const piece *t, int64_t plane, int64_t tile)
+static void compute_tile(const worker *w, const piece *t, int64_t plane, int64_t tile)
 {
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
     int64_t b = plane / p->heads_q, h = plane % p->heads_q, row = tile * plan->tile_q;
     char *at = w->threads + attn__thread() * plan->space.thread;
-    char *scratch = take(&at, (int64_t)plan->kernel->scratch(&plan->shape));
-    attn__span *spans = take(&at, plan->set_kv_size * (int64_t)sizeof(attn__span));
+    char *scratch = attn__take(&at, (int64_t)plan->kernel->scratch(&plan->shape));
+    attn__span *spans = attn__take(&at, plan->set_kv_size * (int64_t)sizeof(attn__span));
     int64_t local = t->first - t->group_first + row; /* row within the group */
     view q = look(w, ATTN_Q, w->q, t->group_count, local, t->first + row, b, h);
     attn__block block = {
@@ -270,15 +232,11 @@ static attn_status compute_tile(const worker *w, const piece *t, int64_t plane, 
         .q_dim = q.dim,
         .spans = spans,
         .span_count = list_spans(w, t, b, h / (p->heads_q / p->heads_kv), spans),
+        .o = w->o + (plane * t->group_count + local) * p->dim_v,
+        .o_stride = p->dim_v,
+        .lse = w->lse + plane * t->group_count + local,
     };
-    if (plan->direct) {
-        return emit(w, &block, plane, scratch, (float *)at);
-    }
-    block.o = w->o + (plane * t->group_count + local) * p->dim_v;
-    block.o_stride = p->dim_v;
-    block.lse = w->lse + plane * t->group_count + local;
     plan->kernel->forward(&block, scratch);
-    return ATTN_OK;
 }
 
 static int64_t piece_cells(const worker *w, const piece *t)
@@ -296,45 +254,24 @@ static int64_t piece_cells(const worker *w, const piece *t)
     return cells;
 }
 
-static double flops_of(const attn_problem *p, int64_t cells)
-{
-    return 2 * (double)cells * (double)(p->dim_qk + p->dim_v) * (double)(p->batch * p->heads_q);
-}
-
-/* A long piece is told in slices, so that a progress bar moves and a cancel is heard.  A slice ends in a
- * barrier: it must be long, and have many items for each thread. */
-static int64_t slices_of(const attn_plan *plan, double flops, int64_t items)
-{
-    enum { ITEMS = 16 }; /* of a thread; the barrier then idles less than 1/16 of the time */
-    const double slice_flops = 5e9;
-    if (plan->event == NULL) {
-        return 1;
-    }
-    return attn__max(1, attn__min(items / (ITEMS * plan->threads), (int64_t)(flops / slice_flops)));
-}
-
 static attn_status compute_piece(worker *w, const piece *t)
 {
     const attn_plan *plan = w->run->plan;
     int64_t tiles = attn__ceil_div(t->count, plan->tile_q);
     int64_t items = plan->problem.batch * plan->problem.heads_q * tiles, cells = piece_cells(w, t);
-    const double alone = 4e6; /* FLOPs, some 40 us: less is not worth waking other threads */
-    double flops = flops_of(&plan->problem, cells);
-    int64_t slices = slices_of(plan, flops, items);
-    bool together = flops > alone;
+    double flops = attn__flops(&plan->problem, cells);
+    int64_t slices = attn__slices(plan, flops, items);
+    bool together = attn__worth_threads(flops);
     for (int64_t slice = 0; slice < slices; slice++) {
         int64_t from = items * slice / slices, to = items * (slice + 1) / slices;
         double begin = attn__now();
         /* Last tiles first: under a causal mask they are the long ones, and short ones fill up the end. */
 #pragma omp parallel for schedule(dynamic) num_threads(plan->threads) if (together)
         for (int64_t item = from; item < to; item++) {
-            attn_status status = compute_tile(w, t, item / tiles, tiles - 1 - item % tiles);
-            if (status != ATTN_OK) {
-                attn__run_failed(w->run, status);
-            }
+            compute_tile(w, t, item / tiles, tiles - 1 - item % tiles);
         }
         if (attn__run_stopped(w->run)) {
-            return attn__fail(ATTN_ECANCELED, "another thread failed");
+            return attn__fail(ATTN_ECANCELED, "another worker failed");
         }
         ATTN__TRY(attn__run_event(w->run, (attn_event){
                                               .step = ATTN_STEP_COMPUTE,
@@ -353,9 +290,6 @@ static attn_status hand_over(worker *w, const piece *t)
 {
     attn_partial partial = {w->comm.rank, t->group, t->group_first, t->group_count, w->o, w->lse};
     void *ticket;
-    if (w->run->plan->direct) {
-        return ATTN_OK;
-    }
     ATTN__TRY(w->comm.ops->put_begin(&w->comm, &partial, &ticket));
     return w->comm.ops->put_wait(&w->comm, ticket);
 }
@@ -368,10 +302,8 @@ static attn_status compute_group(worker *w, piece t)
         halved = halved || t.pairs[i].part != 0;
     }
     ATTN__TRY(gather_queries(w, t.group, t.group_count));
-    if (w->o != NULL) { /* lse behind o, both dense for this group's rows */
-        const attn_problem *p = &w->run->plan->problem;
-        w->lse = w->o + p->batch * p->heads_q * t.group_count * p->dim_v;
-    }
+    const attn_problem *p = &w->run->plan->problem; /* lse behind o, both dense for this group's rows */
+    w->lse = w->o + p->batch * p->heads_q * t.group_count * p->dim_v;
     if (!halved) {
         ATTN__TRY(compute_piece(w, &t));
         return hand_over(w, &t);
@@ -444,8 +376,7 @@ attn_status attn__worker(attn__run *run, int64_t rank, int64_t slot)
         piece t = {.group = group, .pairs = w.pairs + from, .pair_count = at - from};
         t.group_first = t.first = attn__group_first(plan->problem.tokens_q, plan->layout.workers, group);
         t.group_count = t.count = attn__group_count(plan->problem.tokens_q, plan->layout.workers, group);
-        bool direct_rows = plan->direct && t.count > 0; /* nobody else writes them, even if they see no key */
-        if (t.pair_count == 0 && !direct_rows) {
+        if (t.pair_count == 0) {
             ATTN__TRY(attn__tiler_pass(run, rank, group));
             continue;
         }

@@ -1,0 +1,342 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ranges.c - the items of the backward pass: (range of keys, sequence, kv head).
+ *
+ * An item alone owns dk and dv of its keys, and goes over all query tiles of the group's heads that see them,
+ * the last tile first, so that under a causal mask all ranges begin with a tile that each of them sees.  dq
+ * of a query tile is shared by the ranges that see it, and is summed by turns: range r adds to it when range
+ * r - 1 has.  The cut is by shape alone and every sum has one order: the bits do not depend on the number of
+ * threads.
+ *
+ * WAITING.  Items are taken by rising number, ranges outermost, so that threads mostly work on different
+ * planes.  An item only waits for the range before its own in the same plane, which has a lower number and
+ * was taken before by a thread that is at work on it: the lowest item at work never waits, so there is no
+ * deadlock.  In one plane, ranges follow each other one tile apart.
+ *
+ * COST.  K, V, dK and dV of a range stay near while its query tiles pass; Q, dO and dQ are read once a range.
+ */
+#include <sched.h>
+#include <string.h>
+
+#include "engine/backward.h"
+
+/* Shorter ranges read and pack the queries too often: at 480 keys that is some percent of the products. */
+enum { RANGE_LEAST = 480, RANGE_STEP = 96 /* whole key tiles of the kernels */ };
+
+/* Items wanted in a sequence: enough for many threads to end together. */
+enum { ITEMS = 64 };
+
+int64_t attn__range_keys(const attn_plan *plan, int64_t keys)
+{
+    int64_t most = attn__max(1, plan->kernel->backward_tile_k(&plan->shape));
+    int64_t even = attn__ceil_div(keys * plan->problem.heads_kv, ITEMS);
+    even = attn__max(RANGE_LEAST, attn__ceil_div(even, RANGE_STEP) * RANGE_STEP);
+    return attn__min(most, even);
+}
+
+int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s)
+{
+    return attn__ceil_div(s->kv_count, attn__range_keys(plan, s->kv_count));
+}
+
+int64_t attn__ranges_most(const attn_plan *plan)
+{
+    return attn__ceil_div(plan->problem.tokens_kv, attn__range_keys(plan, 0));
+}
+
+/* dK and dV of a range, a tile of dQ, where they cannot be summed in their place. */
+int64_t attn__range_space(const attn_plan *plan)
+{
+    const attn_problem *p = &plan->problem;
+    int64_t keys = attn__min(p->tokens_kv, attn__range_keys(plan, p->tokens_kv));
+    return attn__aligned((int64_t)plan->kernel->backward_scratch(&plan->shape)) +
+           attn__aligned(keys * p->dim_qk * (int64_t)sizeof(float)) +
+           attn__aligned(keys * p->dim_v * (int64_t)sizeof(float)) +
+           attn__aligned(plan->tile_q * p->dim_qk * (int64_t)sizeof(float));
+}
+
+/* ---- numbers ---- */
+
+void attn__ranges_number(attn__backward *b)
+{
+    int64_t live = b->plan->problem.batch; /* sequences that have the range */
+    for (int64_t i = 0; i < live; i++) {
+        attn__sequence s = attn__sequence_at(&b->sequences, i);
+        b->count[i] = attn__ranges(b->plan, &s);
+    }
+    attn__sort_falling(b->order, b->count, live);
+    b->levels = b->count[b->order[0]];
+    b->first[0] = 0;
+    for (int64_t range = 0; range < b->levels; range++) {
+        while (b->count[b->order[live - 1]] <= range) {
+            live--;
+        }
+        b->first[range + 1] = b->first[range] + live * b->plan->problem.heads_kv;
+    }
+}
+
+/* ---- rows ---- */
+
+enum { DIM_MOST = 512 };
+
+void attn__put_rows(const attn_plan *plan, const attn_tensor *t, int64_t batch, int64_t head, int64_t token,
+                    int64_t count, int64_t dim, const float *rows, bool accumulate)
+{
+    attn_dtype dtype = plan->problem.dtype_out;
+    float sum[DIM_MOST];
+    for (int64_t i = 0; i < count; i++) {
+        void *to = attn__tensor_at(t, dtype, batch, head, token + i);
+        const float *from = rows + i * dim;
+        if (accumulate) {
+            attn_to_f32(sum, to, dtype, t->stride[3], dim);
+            for (int64_t d = 0; d < dim; d++) {
+                sum[d] += from[d];
+            }
+            from = sum;
+        }
+        attn_from_f32(to, dtype, t->stride[3], from, dim);
+    }
+}
+
+void attn__put_zeros(const attn_plan *plan, const attn_tensor *t, int64_t batch, int64_t head, int64_t token,
+                     int64_t count, int64_t dim)
+{
+    static const float zeros[DIM_MOST];
+    for (int64_t i = 0; i < count; i++) {
+        attn__put_rows(plan, t, batch, head, token + i, 1, dim, zeros, false);
+    }
+}
+
+/* ---- one item ---- */
+
+/* Query tiles [from, to). */
+typedef struct tiles {
+    int64_t from, to;
+} tiles;
+
+typedef struct item {
+    attn__backward *b;
+    attn__sequence s;
+    int64_t sequence, range, kv_head;
+    int64_t first, count; /* keys */
+    tiles sees, before;   /* of this range and of the one before it */
+    attn__gradient_span span;
+    void *scratch;
+    float *dk, *dv, *dq; /* buffers */
+} item;
+
+/* A range and a band have one interval of rows that see some of its keys. */
+static tiles tiles_of(const attn__backward *b, const attn__sequence *s, int64_t range)
+{
+    int64_t size = attn__range_keys(b->plan, s->kv_count), first = range * size;
+    int64_t last = attn__min(first + size, s->kv_count) - 1;
+    int64_t from = attn__max(0, first - s->band.hi), to = attn__min(s->q_count - 1, last - s->band.lo);
+    if (from > to) {
+        return (tiles){0, 0};
+    }
+    return (tiles){from / b->plan->tile_q, to / b->plan->tile_q + 1};
+}
+
+static item item_at(attn__backward *b, int64_t number)
+{
+    const attn_problem *p = &b->plan->problem;
+    int64_t low = 0, high = b->levels; /* first[low] <= number < first[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        *(b->first[middle] <= number ? &low : &high) = middle;
+    }
+    int64_t at = number - b->first[low];
+    item t = {.b = b, .range = low, .sequence = b->order[at / p->heads_kv], .kv_head = at % p->heads_kv};
+    t.s = attn__sequence_at(&b->sequences, t.sequence);
+    int64_t size = attn__range_keys(b->plan, t.s.kv_count);
+    t.first = low * size;
+    t.count = attn__min(size, t.s.kv_count - t.first);
+    t.sees = tiles_of(b, &t.s, low);
+    t.before = low > 0 ? tiles_of(b, &t.s, low - 1) : (tiles){0, 0};
+    int64_t keys = attn__min(p->tokens_kv, attn__range_keys(b->plan, p->tokens_kv));
+    char *space = b->threads + attn__thread() * b->plan->space.thread;
+    t.scratch = attn__take(&space, (int64_t)b->plan->kernel->backward_scratch(&b->plan->shape));
+    t.dk = attn__take(&space, keys * p->dim_qk * (int64_t)sizeof(float));
+    t.dv = attn__take(&space, keys * p->dim_v * (int64_t)sizeof(float));
+    t.dq = attn__take(&space, b->plan->tile_q * p->dim_qk * (int64_t)sizeof(float));
+    return t;
+}
+
+/* Where dk or dv of the range is summed: zeros, or what is to be added to. */
+static float *open_keys(const item *t, const attn_tensor *out, int64_t dim, float *buffer, int64_t *token)
+{
+    const attn__backward *b = t->b;
+    *token = dim;
+    if (out->data == NULL) {
+        return NULL;
+    }
+    if (!attn__adds_in_place(b->plan, out)) {
+        memset(buffer, 0, (size_t)(t->count * dim) * sizeof *buffer);
+        return buffer;
+    }
+    if (!b->io.accumulate) {
+        attn__put_zeros(b->plan, out, t->s.batch, t->kv_head, t->s.kv_first + t->first, t->count, dim);
+    }
+    *token = out->stride[2];
+    return attn__tensor_at(out, ATTN_F32, t->s.batch, t->kv_head, t->s.kv_first + t->first);
+}
+
+static void close_keys(const item *t, const attn_tensor *out, int64_t dim, const float *buffer)
+{
+    const attn__backward *b = t->b;
+    if (out->data != NULL && !attn__adds_in_place(b->plan, out)) {
+        attn__put_rows(b->plan, out, t->s.batch, t->kv_head, t->s.kv_first + t->first, t->count, dim, buffer,
+                       b->io.accumulate);
+    }
+}
+
+/* Where dq of some rows is summed. */
+static float *open_queries(const item *t, int64_t head, int64_t row, int64_t count, int64_t *token)
+{
+    const attn__backward *b = t->b;
+    const attn_tensor *out = &b->io.dq;
+    int64_t dim = b->plan->problem.dim_qk;
+    *token = dim;
+    if (b->dq != NULL) {
+        return b->dq + attn__row_at(b, &t->s, head, row) * dim;
+    }
+    if (attn__adds_in_place(b->plan, out)) {
+        *token = out->stride[2];
+        return attn__tensor_at(out, ATTN_F32, t->s.batch, head, t->s.q_first + row);
+    }
+    for (int64_t i = 0; i < count; i++) {
+        attn_to_f32(t->dq + i * dim, attn__tensor_at(out, ATTN_F32, t->s.batch, head, t->s.q_first + row + i),
+                    ATTN_F32, out->stride[3], dim);
+    }
+    return t->dq;
+}
+
+static void close_queries(const item *t, int64_t head, int64_t row, int64_t count)
+{
+    const attn__backward *b = t->b;
+    if (b->dq == NULL && !attn__adds_in_place(b->plan, &b->io.dq)) {
+        attn__put_rows(b->plan, &b->io.dq, t->s.batch, head, t->s.q_first + row, count,
+                       b->plan->problem.dim_qk, t->dq, false);
+    }
+}
+
+/* Until the range before has added to this tile, if it does at all; false when something has failed. */
+static bool wait_for_turn(const item *t, atomic_uint *turn, int64_t tile)
+{
+    enum { SPINS = 256 };
+    if (tile < t->before.from || tile >= t->before.to) {
+        return true;
+    }
+    for (;;) {
+        for (int i = 0; i < SPINS; i++) {
+            if (atomic_load_explicit(turn, memory_order_acquire) == (unsigned)t->range) {
+                return true;
+            }
+        }
+        if (attn__run_stopped(&t->b->run)) {
+            return false;
+        }
+        sched_yield();
+    }
+}
+
+/* One kernel call: a query tile of one head. */
+static bool add_tile(const item *t, int64_t head, int64_t tile)
+{
+    attn__backward *b = t->b;
+    const attn_plan *plan = b->plan;
+    const attn_problem *p = &plan->problem;
+    int64_t row = tile * plan->tile_q, count = attn__min(plan->tile_q, t->s.q_count - row);
+    int64_t at = attn__row_at(b, &t->s, head, row), token = t->s.q_first + row;
+    attn__gradient gradient = {.dtype = p->dtype,
+                               .dim_qk = p->dim_qk,
+                               .dim_v = p->dim_v,
+                               .scale = (float)p->scale,
+                               .lo = t->s.band.lo,
+                               .hi = t->s.band.hi,
+                               .first = row,
+                               .count = count,
+                               .q = attn__tensor_at(&b->io.q, p->dtype, t->s.batch, head, token),
+                               .q_token = b->io.q.stride[2],
+                               .q_dim = b->io.q.stride[3],
+                               .dout = attn__tensor_at(&b->io.dout, p->dtype, t->s.batch, head, token),
+                               .dout_token = b->io.dout.stride[2],
+                               .dout_dim = b->io.dout.stride[3],
+                               .lse = b->lse + at,
+                               .delta = b->delta + at,
+                               .spans = &t->span,
+                               .span_count = 1};
+    if (b->io.dq.data == NULL) {
+        plan->kernel->backward(&gradient, t->scratch);
+        return true;
+    }
+    atomic_uint *turn = &b->turns[(t->sequence * p->heads_q + head) * b->tiles + tile];
+    if (!wait_for_turn(t, turn, tile)) {
+        return false;
+    }
+    gradient.dq = open_queries(t, head, row, count, &gradient.dq_token);
+    plan->kernel->backward(&gradient, t->scratch);
+    close_queries(t, head, row, count);
+    atomic_store_explicit(turn, (unsigned)t->range + 1, memory_order_release);
+    return true;
+}
+
+static bool add_range(item *t)
+{
+    const attn__backward *b = t->b;
+    const attn_problem *p = &b->plan->problem;
+    int64_t group = p->heads_q / p->heads_kv, token = t->s.kv_first + t->first;
+    t->span = (attn__gradient_span){
+        .first = t->first,
+        .count = t->count,
+        .k = attn__tensor_at(&b->io.k, p->dtype, t->s.batch, t->kv_head, token),
+        .v = attn__tensor_at(&b->io.v, p->dtype, t->s.batch, t->kv_head, token),
+        .k_token = b->io.k.stride[2],
+        .k_dim = b->io.k.stride[3],
+        .v_token = b->io.v.stride[2],
+        .v_dim = b->io.v.stride[3],
+    };
+    t->span.dk = open_keys(t, &b->io.dk, p->dim_qk, t->dk, &t->span.dk_token);
+    t->span.dv = open_keys(t, &b->io.dv, p->dim_v, t->dv, &t->span.dv_token);
+    for (int64_t head = t->kv_head * group; head < (t->kv_head + 1) * group; head++) {
+        for (int64_t tile = t->sees.to - 1; tile >= t->sees.from; tile--) {
+            if (!add_tile(t, head, tile)) {
+                return false;
+            }
+        }
+    }
+    close_keys(t, &b->io.dk, p->dim_qk, t->dk);
+    close_keys(t, &b->io.dv, p->dim_v, t->dv);
+    return true;
+}
+
+/* ---- all items ---- */
+
+/* Cells are told so that over all items they add up to those of one (batch, head). */
+static attn_status tell(const item *t, double begin)
+{
+    attn__backward *b = t->b;
+    int64_t planes = b->plan->problem.batch * b->plan->problem.heads_kv;
+    int64_t cells = attn__band_cells(t->s.band, 0, t->s.q_count, t->first, t->count);
+    int64_t before = atomic_fetch_add(&b->cells, cells);
+    return attn__run_event(&b->run, (attn_event){.step = ATTN_STEP_COMPUTE,
+                                                 .begin = begin,
+                                                 .cells = (before + cells) / planes - before / planes});
+}
+
+void attn__ranges_work(attn__backward *b)
+{
+    int64_t items = b->first[b->levels];
+    for (;;) {
+        int64_t number = atomic_fetch_add(&b->next, 1);
+        if (number >= items || attn__run_stopped(&b->run)) {
+            return;
+        }
+        item t = item_at(b, number);
+        double begin = attn__now();
+        if (!add_range(&t)) {
+            return;
+        }
+        attn__run_failed(&b->run, tell(&t, begin));
+    }
+}
