@@ -13,6 +13,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "random.h"
 #include "tensors.h"
 #include "verify_backward.h"
@@ -314,10 +318,15 @@ static attn_status backward(check *k)
 
 /* ---- the child ---- */
 
+/* The kernel's plans tell their own threads; what else would use OpenMP (the reference, in many short steps)
+ * is faster alone, since waiting threads spin and others may want their cores. */
 static void run_case(const void *data, void *result)
 {
     check k = *(const check *)data;
     k.result = result;
+#ifdef _OPENMP
+    omp_set_num_threads(1);
+#endif
     attn_status status = ATTN_OK;
     if (open_arrays(&k)) {
         fill_inputs(&k);

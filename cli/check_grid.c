@@ -37,7 +37,7 @@ enum {
 
 static void add(grid *g, attn_problem problem, check_layout layout, check_kind kind, int64_t workers)
 {
-    const int64_t many = 1 << 16; /* cells of a head that are all compared */
+    const int64_t many = 9000; /* cells of a head that are all compared */
     if (attn_problem_check(&problem) != ATTN_OK) {
         return;
     }
@@ -58,7 +58,7 @@ static void add(grid *g, attn_problem problem, check_layout layout, check_kind k
         .kind = kind,
         .workers = workers,
         .rows = cells <= many ? 0 : 24,
-        .anew = cells * group * (problem.dim_qk + problem.dim_v) <= 128 * many,
+        .anew = cells * group * (problem.dim_qk + problem.dim_v) <= 256 * many,
         .seed = g->seed + (uint64_t)g->count,
     };
     g->count++;

@@ -16,8 +16,15 @@
 #include "cli.h"
 
 const cli_verb *const cli_verbs[] = {
-    &cli_verb_run,  &cli_verb_plan, &cli_verb_bench_attention, &cli_verb_bench_cqs,
-    &cli_verb_info, &cli_verb_help, &cli_verb_completion,      NULL,
+    &cli_verb_run,
+    &cli_verb_plan,
+    &cli_verb_check,
+    &cli_verb_bench_attention,
+    &cli_verb_bench_cqs,
+    &cli_verb_info,
+    &cli_verb_help,
+    &cli_verb_completion,
+    NULL,
 };
 
 /* ---- finding a verb --------------------------------------------------------------------------------- */

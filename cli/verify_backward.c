@@ -212,7 +212,7 @@ static void conclude(compare *c)
         double n = s->elements > 0 ? (double)s->elements : 1, rms = sqrt(s->error / n);
         double limit = c->limits.rms_share * sqrt(s->reference / n) +
                        sqrt(s->part / n / c->limits.terms[kind]) + c->limits.step;
-        double relative = s->reference > 0 ? sqrt(s->error / s->reference) : 0;
+        double relative = s->reference > s->part ? sqrt(s->error / s->reference) : 0;
         v->max_error = fmax(v->max_error, s->largest);
         v->relative = fmax(v->relative, relative);
         if (rms > 0) {

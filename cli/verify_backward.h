@@ -19,10 +19,12 @@ typedef struct cli_slopes {
 } cli_slopes;
 
 typedef struct cli_slopes_verdict {
-    double max_error, relative; /* the largest of dq, dk and dv */
-    double ratio;               /* largest error as a share of what it may be: above 1 is wrong */
-    int64_t wrong;              /* rows */
-    char where[96];             /* the first of them */
+    /* The largest of dq, dk and dv; relative only of those that are more than what rounding may leave: equal
+     * keys, say, have dQ = 0. */
+    double max_error, relative;
+    double ratio;   /* largest error as a share of what it may be: above 1 is wrong */
+    int64_t wrong;  /* rows */
+    char where[96]; /* the first of them */
     bool passed;
 } cli_slopes_verdict;
 
