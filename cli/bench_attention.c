@@ -160,8 +160,10 @@ static void scale_down(const sweep *s, axes *x, char *note, size_t size)
 {
     int64_t by = s->args->scale_down;
     if (by > 1) {
-        snprintf(note, size, "batch %lld/%lld", (long long)x->batch, (long long)by);
-        x->batch = x->batch > by ? x->batch / by : 1;
+        bool less = x->batch < by;
+        snprintf(note, size, "batch %lld/%lld%s", (long long)x->batch, (long long)by,
+                 less ? ", that is 1" : "");
+        x->batch = less ? 1 : x->batch / by;
     }
 }
 

@@ -38,7 +38,7 @@ typedef struct attention_case {
     bool dry_run;
     /* of a preset: what its table calls this row */
     const char *parameter;
-    char value[24], note[48];
+    char value[24], note[80];
 } attention_case;
 
 typedef struct attention_result {
