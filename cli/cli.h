@@ -83,7 +83,8 @@ typedef enum cli_kind {
     CLI_BYTES,  /* int64_t: 512, 64k = 64000, 1.5GiB, 160MiB, 2G, 1TB */
     CLI_INTS,   /* cli_ints: a,b,c and first-last, first-last+step, first-last*factor; repeating it extends */
     CLI_CHOICE, /* int: index in .argument, which is "first|second|third" */
-    CLI_TITLE,  /* not an option: a heading of --help */
+    CLI_CHOICES, /* cli_ints: such indices, "first,third"; repeating it extends */
+    CLI_TITLE,   /* not an option: a heading of --help */
 } cli_kind;
 
 /* A list of integers; owned by the values, freed by cli_free(). */
@@ -97,7 +98,7 @@ typedef struct cli_option {
     char letter;      /* -h; 0: none */
     cli_kind kind;
     size_t offset;        /* of the value in the verb's struct: CLI_TO(struct, member) */
-    const char *argument; /* name of the value in --help; the legal words of a choice, parted by | */
+    const char *argument; /* name of the value in --help; the legal words of choices, parted by | */
     const char
         *fallback;    /* default: text that is parsed like a user's; "(words)" are shown only; NULL: zero */
     const char *help; /* one sentence, no full stop; wrapped by --help */
@@ -168,6 +169,23 @@ typedef struct cli_common {
         .argument = "auto|always|never", .fallback = "auto",                                                 \
         .help = "progress bar on stderr; auto: when stderr is a terminal"                                    \
     }
+/* What the benches share; `type` has the members mem_limit, seed and dry_run. */
+#define CLI_OPTION_MEM_LIMIT(type)                                                                           \
+    {                                                                                                        \
+        .name = "mem-limit", .kind = CLI_BYTES, CLI_TO(type, mem_limit), .argument = "BYTES", .least = 1,    \
+        .fallback = "(what the machine has)",                                                                \
+        .help = "a case whose process would take more is a row with the status OOM"                          \
+    }
+#define CLI_OPTION_SEED(type)                                                                                \
+    {                                                                                                        \
+        .name = "seed", .kind = CLI_INT, CLI_TO(type, seed), .argument = "N", .fallback = "0",               \
+        .help = "seed of the random inputs"                                                                  \
+    }
+#define CLI_OPTION_DRY_RUN(type)                                                                             \
+    {                                                                                                        \
+        .name = "dry-run", .kind = CLI_FLAG, CLI_TO(type, dry_run),                                          \
+        .help = "plan the cases and predict their memory, compute nothing"                                   \
+    }
 #define CLI_OPTION_HELP                                                                                      \
     {                                                                                                        \
         .name = "help", .letter = 'h', .kind = CLI_FLAG, CLI_TO(cli_common, help),                           \
@@ -180,7 +198,7 @@ typedef struct cli_example {
 } cli_example;
 
 typedef struct cli_verb {
-    const char *name;
+    const char *name;            /* "plan"; two words, "bench cqs", where one word has several */
     const char *summary;         /* one line, for the list of verbs */
     const char *description;     /* paragraphs parted by "\n\n", for --help and the man page */
     const cli_example *examples; /* ends with {NULL, NULL}; the first three are in --help */
@@ -192,10 +210,21 @@ typedef struct cli_verb {
     int (*run)(const void *values);
 } cli_verb;
 
-/* All verbs, ends with NULL (main.c).  run and bench are defined in run.c and bench.c. */
+/* All verbs, ends with NULL (main.c). */
 extern const cli_verb *const cli_verbs[];
-extern const cli_verb cli_verb_info, cli_verb_plan, cli_verb_run, cli_verb_bench, cli_verb_help,
-    cli_verb_completion;
+extern const cli_verb cli_verb_info, cli_verb_plan, cli_verb_run, cli_verb_check, cli_verb_bench_attention,
+    cli_verb_bench_cqs, cli_verb_help, cli_verb_completion;
+
+/* What follows `word` and a space in the name of a verb, or NULL: "cqs" of "bench cqs" for "bench". */
+const char *cli_verb_second(const cli_verb *verb, const char *word);
+/* Whether word is the first of two-word names. */
+bool cli_verb_group(const char *word);
+/* The verb whose name is words[0], or words[0] and words[1]; *used tells how many.  NULL, with a message on
+ * stderr: there is none. */
+const cli_verb *cli_find_verb(char *const *words, int count, int *used);
+/* Its name with '-' for the space, as in the names of man pages; in text[CLI_NAME], which is returned. */
+#define CLI_NAME 64
+const char *cli_verb_page(const cli_verb *verb, char text[CLI_NAME]);
 
 /* Fills values (zeroed, verb->size bytes) from argv[0..argc), the words after the verb.  On a usage error
  * says what is legal on stderr and returns CLI_USAGE. */
@@ -294,10 +323,11 @@ typedef struct cli_table {
 } cli_table;
 
 void cli_table_begin(cli_table *table, cli_out *out, const char *name, const cli_column *columns, int count);
-void cli_table_text(cli_table *table, const char *value); /* NULL: missing */
-void cli_table_int(cli_table *table, int64_t value);      /* INT, BYTES and BOOL columns */
-void cli_table_real(cli_table *table, double value);      /* not finite: missing */
-void cli_table_missing(cli_table *table);                 /* "-", empty, null */
+void cli_table_text(cli_table *table, const char *value);         /* NULL: missing */
+void cli_table_int(cli_table *table, int64_t value);              /* INT, BYTES and BOOL columns */
+void cli_table_real(cli_table *table, double value);              /* not finite: missing */
+void cli_table_known(cli_table *table, bool known, double value); /* a real, or missing */
+void cli_table_missing(cli_table *table);                         /* "-", empty, null */
 void cli_table_end(cli_table *table);
 
 /* ---- text for people (text.c) ------------------------------------------------------------------------ */
@@ -352,6 +382,8 @@ void cli_version(FILE *file);
 
 /* help.c, man.c, completion.c; verb NULL: the program's own page */
 void cli_help(FILE *file, const cli_verb *verb);
+/* The verbs whose first word is `word`. */
+void cli_help_group(FILE *file, const char *word);
 void cli_man(FILE *file, const cli_verb *verb);
 /* shell: index in "bash|zsh|fish" */
 void cli_completion(FILE *file, int shell);

@@ -35,8 +35,8 @@ static int print_name(FILE *file, const cli_option *option)
         snprintf(letter, sizeof(letter), "-%c, ", option->letter);
     }
     const char *argument = option->kind == CLI_FLAG ? "" : option->argument;
-    return fprintf(file, "%*s%s--%s%s%s", INDENT, "", letter, option->name, argument[0] != '\0' ? " " : "",
-                   argument);
+    return fprintf(file, "%*s%s--%s%s%s%s", INDENT, "", letter, option->name, argument[0] != '\0' ? " " : "",
+                   argument, option->kind == CLI_CHOICES ? "[,..]" : "");
 }
 
 static void print_option(FILE *file, const cli_option *option, int width)
@@ -60,6 +60,24 @@ static void print_option(FILE *file, const cli_option *option, int width)
     cli_wrap(file, text, at, NAMES, width);
 }
 
+/* All verbs, or those whose name begins with the word `first`. */
+static void list_verbs(FILE *file, const char *first, int width)
+{
+    for (int i = 0; cli_verbs[i] != NULL; i++) {
+        if (first == NULL || cli_verb_second(cli_verbs[i], first) != NULL) {
+            int at = fprintf(file, "  %s", cli_verbs[i]->name);
+            cli_wrap(file, cli_verbs[i]->summary, at, 20, width);
+        }
+    }
+}
+
+void cli_help_group(FILE *file, const char *word)
+{
+    fprintf(file, "Usage: attn %s WORD [OPTION]...\n\nVerbs:\n", word);
+    list_verbs(file, word, cli_terminal_width(file));
+    fprintf(file, "\nattn %s WORD --help tells the options of each.\n", word);
+}
+
 static void help_program(FILE *file)
 {
     int width = cli_terminal_width(file);
@@ -72,10 +90,7 @@ static void help_program(FILE *file)
         }
     }
     fputs("\nUsage: attn VERB [OPTION]...\n\nVerbs:\n", file);
-    for (int i = 0; cli_verbs[i] != NULL; i++) {
-        int at = fprintf(file, "  %s", cli_verbs[i]->name);
-        cli_wrap(file, cli_verbs[i]->summary, at, 14, width);
-    }
+    list_verbs(file, NULL, width);
     fputs("\nattn VERB --help tells the options of a verb, attn help VERB also what it does;\n"
           "attn --version tells the version and what this build has.\n",
           file);
@@ -112,29 +127,21 @@ typedef struct help_args {
     bool man;
 } help_args;
 
-static const cli_verb *verb_called(const char *name)
-{
-    const char *names[32] = {NULL};
-    for (int i = 0; cli_verbs[i] != NULL && i < 31; i++) {
-        if (strcmp(cli_verbs[i]->name, name) == 0) {
-            return cli_verbs[i];
-        }
-        names[i] = cli_verbs[i]->name;
-    }
-    const char *near = cli_nearest(name, names);
-    cli_error(CLI_USAGE, near != NULL ? "unknown verb '%s': did you mean '%s'?" : "unknown verb '%s'", name,
-              near);
-    return NULL;
-}
-
 static int help_run(const void *values)
 {
     const help_args *args = values;
     const cli_verb *verb = NULL;
-    if (args->common.operand_count > 0) {
-        verb = verb_called(args->common.operands[0]);
+    int count = args->common.operand_count, used = 0;
+    char **words = args->common.operands;
+    bool group = count == 1 && !args->man && cli_verb_group(words[0]);
+    if (count > 0 && !group) {
+        verb = cli_find_verb(words, count, &used);
         if (verb == NULL) {
             return CLI_USAGE;
+        }
+        if (used < count) {
+            return cli_error(CLI_USAGE, "'%s' is one word too many after 'attn help %s'", words[used],
+                             verb->name);
         }
     }
     cli_out out;
@@ -144,6 +151,8 @@ static int help_run(const void *values)
     }
     if (args->man) {
         cli_man(out.file, verb);
+    } else if (group) {
+        cli_help_group(out.file, words[0]);
     } else {
         cli_help(out.file, verb);
         if (verb != NULL && verb->description != NULL) {
@@ -173,7 +182,7 @@ const cli_verb cli_verb_help = {
     .description = "Without a verb, lists the verbs.",
     .examples = help_examples,
     .operand = "VERB",
-    .operand_most = 1,
+    .operand_most = 2,
     .options = help_options,
     .size = sizeof(help_args),
     .run = help_run,

@@ -7,9 +7,9 @@
  */
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 #include "cli.h"
+#include "machine.h"
 
 /* Bits that the build passes for optional packages. */
 #ifndef ATTN_HAVE_CAIRO
@@ -17,6 +17,9 @@
 #endif
 #ifndef ATTN_HAVE_RANDOM123
 #define ATTN_HAVE_RANDOM123 0
+#endif
+#ifndef ATTN_HAVE_OPENBLAS
+#define ATTN_HAVE_OPENBLAS 0
 #endif
 #ifndef ATTN_HAVE_CMOCKA
 #define ATTN_HAVE_CMOCKA 0
@@ -40,108 +43,16 @@ static const part parts[] = {
     {"OpenMP", ATTN_HAVE_OPENMP, "threads of one worker", "gcc"},
     {"cairo", ATTN_HAVE_CAIRO, "pictures in PNG", "libcairo2-dev"},
     {"Random123", ATTN_HAVE_RANDOM123, "random inputs (--random)", "librandom123-dev"},
+    {"OpenBLAS", ATTN_HAVE_OPENBLAS, "the contestant naive of bench attention", "libopenblas-dev"},
     {"cmocka", ATTN_HAVE_CMOCKA, "the unit tests", "libcmocka-dev"},
 };
 enum { PARTS = sizeof(parts) / sizeof(parts[0]) };
 
-#if defined(__clang__)
-#define COMPILER "clang " __clang_version__
-#elif defined(__GNUC__)
-#define COMPILER "gcc " __VERSION__
-#else
-#define COMPILER "unknown compiler"
-#endif
-
-#if defined(NDEBUG)
-#define BUILD_KIND "release"
-#else
-#define BUILD_KIND "debug"
-#endif
-
 void cli_version(FILE *file)
 {
-    fprintf(file, "attn %s\n%s build, %s\n", attn_version(), BUILD_KIND, COMPILER);
+    fprintf(file, "attn %s\n%s build, %s\n", attn_version(), cli_build(), cli_compiler());
     for (int i = 0; i < PARTS; i++) {
         fprintf(file, "%c%s%s", parts[i].built_in ? '+' : '-', parts[i].name, i + 1 < PARTS ? " " : "\n");
-    }
-}
-
-/* ---- this machine ------------------------------------------------------------------------------------ */
-
-typedef struct machine {
-    char model[128];
-    char features[256]; /* of those that kernels may use */
-    const char *isa;    /* ATTN_ISA, or NULL */
-    int64_t cores;
-    int64_t memory, available; /* bytes; 0: not known */
-} machine;
-
-/* The value of "key : value" in a file of such lines, cut to size; false if it is not there. */
-static bool read_field(const char *path, const char *key, char *value, size_t size)
-{
-    FILE *file = fopen(path, "r");
-    char line[4096];
-    bool found = false;
-    while (!found && file != NULL && fgets(line, sizeof(line), file) != NULL) {
-        char *colon = strchr(line, ':');
-        if (strncmp(line, key, strlen(key)) == 0 && colon != NULL) {
-            colon += 1 + strspn(colon + 1, " \t");
-            colon[strcspn(colon, "\n")] = '\0';
-            snprintf(value, size, "%s", colon);
-            found = true;
-        }
-    }
-    if (file != NULL) {
-        fclose(file);
-    }
-    return found;
-}
-
-static bool has_word(const char *words, const char *word)
-{
-    size_t size = strlen(word);
-    for (const char *at = strstr(words, word); at != NULL; at = strstr(at + 1, word)) {
-        bool starts = at == words || at[-1] == ' ';
-        if (starts && (at[size] == ' ' || at[size] == '\0')) {
-            return true;
-        }
-    }
-    return false;
-}
-
-static void read_features(machine *host)
-{
-    static const char *const known[] = {"avx2",     "fma",      "f16c",     "avx512f",
-                                        "avx512bw", "avx512dq", "avx512vl", "avx512_bf16",
-                                        "amx_tile", "amx_bf16", "asimd",    "sve"};
-    char flags[4096] = "";
-    if (!read_field("/proc/cpuinfo", "flags", flags, sizeof(flags))) {
-        read_field("/proc/cpuinfo", "Features", flags, sizeof(flags));
-    }
-    size_t at = 0;
-    for (size_t i = 0; i < sizeof(known) / sizeof(known[0]); i++) {
-        if (has_word(flags, known[i])) {
-            at += (size_t)snprintf(host->features + at, sizeof(host->features) - at, "%s%s",
-                                   at > 0 ? " " : "", known[i]);
-        }
-    }
-}
-
-static void look_at_machine(machine *host)
-{
-    char text[64] = "";
-    memset(host, 0, sizeof(*host));
-    if (!read_field("/proc/cpuinfo", "model name", host->model, sizeof(host->model))) {
-        snprintf(host->model, sizeof(host->model), "unknown");
-    }
-    read_features(host);
-    host->isa = getenv("ATTN_ISA");
-    host->cores = sysconf(_SC_NPROCESSORS_ONLN);
-    if (read_field("/proc/meminfo", "MemTotal", text, sizeof(text))) {
-        host->memory = 1024 * (int64_t)strtoll(text, NULL, 10);
-    }
-    if (read_field("/proc/meminfo", "MemAvailable", text, sizeof(text))) {
-        host->available = 1024 * (int64_t)strtoll(text, NULL, 10);
     }
 }
 
@@ -154,20 +65,15 @@ static bool next_kernel(int64_t index, attn_verdict *verdict)
 
 /* ---- writing ----------------------------------------------------------------------------------------- */
 
-static void write_json(cli_json *json, const machine *host)
+static void write_json(cli_json *json, const cli_machine *host)
 {
     cli_json_object(json, NULL);
     cli_json_int(json, "schema_version", CLI_SCHEMA_VERSION);
     cli_json_text(json, "version", attn_version());
-    cli_json_text(json, "build", BUILD_KIND);
-    cli_json_text(json, "compiler", COMPILER);
+    cli_json_text(json, "build", cli_build());
+    cli_json_text(json, "compiler", cli_compiler());
     cli_json_object(json, "machine");
-    cli_json_text(json, "cpu", host->model);
-    cli_json_text(json, "features", host->features);
-    cli_json_text(json, "isa_limit", host->isa);
-    cli_json_int(json, "cores", host->cores);
-    cli_json_int(json, "memory_bytes", host->memory);
-    cli_json_int(json, "available_bytes", host->available);
+    cli_machine_json(json, host);
     cli_json_end(json);
     cli_json_array(json, "kernels");
     attn_verdict verdict;
@@ -202,10 +108,11 @@ static void row(cli_table *table, const char *section, const char *name, const c
     cli_table_text(table, detail);
 }
 
-static void write_machine(cli_table *table, const machine *host)
+static void write_machine(cli_table *table, const cli_machine *host)
 {
     char number[CLI_NUMBER], other[CLI_NUMBER], text[96];
-    row(table, "attn", "version", attn_version(), BUILD_KIND " build, " COMPILER);
+    snprintf(text, sizeof(text), "%s build, %.70s", cli_build(), cli_compiler());
+    row(table, "attn", "version", attn_version(), text);
     row(table, "machine", "cpu", host->model, host->features);
     row(table, "machine", "ATTN_ISA", host->isa != NULL ? host->isa : "not set",
         "hides what is above the level that it names");
@@ -219,7 +126,7 @@ static void write_machine(cli_table *table, const machine *host)
     }
 }
 
-static void write_rows(cli_out *out, const machine *host)
+static void write_rows(cli_out *out, const cli_machine *host)
 {
     static const cli_column columns[] = {{.key = "section", .title = "Section", .width = 8},
                                          {.key = "name", .title = "Name", .width = 14},
@@ -253,13 +160,13 @@ typedef struct info_args {
 static int info_run(const void *values)
 {
     const info_args *args = values;
-    machine host;
+    cli_machine host;
     cli_out out;
     int code = cli_out_open(&out, &args->common);
     if (code != CLI_OK) {
         return code;
     }
-    look_at_machine(&host);
+    cli_machine_look(&host);
     if (out.format == CLI_FORMAT_JSON) {
         write_json(&out.json, &host);
     } else {

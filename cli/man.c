@@ -2,8 +2,8 @@
 /*
  * man.c - manual pages in roff's man macros, made from the verbs' tables.
  *
- * attn.1 for the program, attn-VERB.1 for each verb.  No date stands in them, so that a build can be
- * repeated bit for bit.
+ * attn.1 for the program, attn-VERB.1 for each verb ("bench cqs": attn-bench-cqs.1).  No date stands in them,
+ * so that a build can be repeated bit for bit.
  */
 #include <ctype.h>
 #include <string.h>
@@ -50,18 +50,19 @@ static void write_paragraphs(FILE *file, const char *text)
     fputc('\n', file);
 }
 
-static void write_title(FILE *file, const char *name, const char *verb, const char *summary)
+/* page: "attn", "attn-plan" */
+static void write_title(FILE *file, const char *page, const char *summary)
 {
+    char capitals[2 * CLI_NAME];
+    snprintf(capitals, sizeof(capitals), "%s", page);
+    for (char *letter = capitals; *letter != '\0'; letter++) {
+        *letter = (char)toupper((unsigned char)*letter);
+    }
     fputs(".TH \"", file);
-    for (; *name != '\0'; name++) {
-        fputc(toupper((unsigned char)*name), file);
-    }
-    for (const char *letter = verb; *letter != '\0'; letter++) {
-        fputs(letter == verb ? "\\-" : "", file);
-        fputc(toupper((unsigned char)*letter), file);
-    }
-    fprintf(file, "\" 1 \"\" \"attn %s\" \"attn manual\"\n.SH NAME\nattn%s%s \\- ", attn_version(),
-            verb[0] != '\0' ? "\\-" : "", verb);
+    write_roff(file, capitals);
+    fprintf(file, "\" 1 \"\" \"attn %s\" \"attn manual\"\n.SH NAME\n", attn_version());
+    write_roff(file, page);
+    fputs(" \\- ", file);
     write_roff(file, summary);
     fputc('\n', file);
 }
@@ -84,7 +85,7 @@ static void write_option(FILE *file, const cli_option *option)
     if (option->kind != CLI_FLAG) {
         fputs(" \\fI", file);
         write_roff(file, option->argument);
-        fputs("\\fR", file);
+        fputs(option->kind == CLI_CHOICES ? "[,..]\\fR" : "\\fR", file);
     }
     fputc('\n', file);
     write_roff(file, option->help);
@@ -152,7 +153,10 @@ static void write_tail(FILE *file, const cli_verb *self)
     }
     for (int i = 0; cli_verbs[i] != NULL; i++) {
         if (cli_verbs[i] != self) {
-            fprintf(file, "%s\\fBattn\\-%s\\fR(1)", between, cli_verbs[i]->name);
+            char page[CLI_NAME];
+            fprintf(file, "%s\\fBattn\\-", between);
+            write_roff(file, cli_verb_page(cli_verbs[i], page));
+            fputs("\\fR(1)", file);
             between = ", ";
         }
     }
@@ -161,7 +165,7 @@ static void write_tail(FILE *file, const cli_verb *self)
 
 static void man_program(FILE *file)
 {
-    write_title(file, "attn", "", "exact attention, cut by cyclic quorum sets into independent workers");
+    write_title(file, "attn", "exact attention, cut by cyclic quorum sets into independent workers");
     fputs(".SH SYNOPSIS\n\\fBattn\\fR \\fIVERB\\fR [\\fIOPTION\\fR]...\n.br\n\\fBattn \\-\\-version\\fR\n",
           file);
     fputs(".SH DESCRIPTION\n", file);
@@ -190,7 +194,9 @@ void cli_man(FILE *file, const cli_verb *verb)
         man_program(file);
         return;
     }
-    write_title(file, "attn", verb->name, verb->summary);
+    char page[CLI_NAME], title[2 * CLI_NAME];
+    snprintf(title, sizeof(title), "attn-%s", cli_verb_page(verb, page));
+    write_title(file, title, verb->summary);
     fprintf(file, ".SH SYNOPSIS\n\\fBattn %s\\fR [\\fIOPTION\\fR]...", verb->name);
     if (verb->operand != NULL) {
         fprintf(file, verb->operand_least > 0 ? " \\fI%s\\fR" : " [\\fI%s\\fR]", verb->operand);

@@ -130,6 +130,26 @@ static bool set_choice(const cli_option *option, const char *text, int *value, c
     return true;
 }
 
+/* "first,third": the indices as the text of a list of integers, which is then parsed as such. */
+static bool set_choices(const cli_option *option, const char *text, cli_ints *list, char *why,
+                        size_t why_size)
+{
+    char indices[WHY];
+    size_t at = 0;
+    for (const char *from = text; from != NULL && at + 4 < sizeof(indices);) {
+        char word[WORD];
+        int index = 0;
+        snprintf(word, sizeof(word), "%.*s", (int)strcspn(from, ","), from);
+        if (!set_choice(option, word, &index, why, why_size)) {
+            return false;
+        }
+        at += (size_t)snprintf(indices + at, sizeof(indices) - at, "%s%d", at > 0 ? "," : "", index);
+        from = strchr(from, ',');
+        from += from != NULL ? 1 : 0;
+    }
+    return cli_parse_ints(indices, 0, INT64_MAX, list, why, why_size);
+}
+
 /* Parses text into the option's place; false with the reason in why. */
 static bool set_value(const cli_option *option, const char *text, void *values, char *why, size_t why_size)
 {
@@ -157,6 +177,8 @@ static bool set_value(const cli_option *option, const char *text, void *values, 
         return cli_parse_ints(text, option->least, most, (cli_ints *)(void *)place, why, why_size);
     case CLI_CHOICE:
         return set_choice(option, text, (int *)(void *)place, why, why_size);
+    case CLI_CHOICES:
+        return set_choices(option, text, (cli_ints *)(void *)place, why, why_size);
     case CLI_TITLE:
         break;
     }
@@ -341,7 +363,7 @@ void cli_free(const cli_verb *verb, void *values)
 {
     cli_common *common = values;
     for (const cli_option *option = verb->options; option->name != NULL; option++) {
-        if (option->kind == CLI_INTS) {
+        if (option->kind == CLI_INTS || option->kind == CLI_CHOICES) {
             cli_ints *list = (cli_ints *)(void *)((char *)values + option->offset);
             free(list->item);
             list->item = NULL;

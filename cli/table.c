@@ -222,6 +222,11 @@ void cli_table_real(cli_table *table, double value)
     end_cell(table);
 }
 
+void cli_table_known(cli_table *table, bool known, double value)
+{
+    cli_table_real(table, known ? value : (double)NAN);
+}
+
 void cli_table_end(cli_table *table)
 {
     if (table->out->format == CLI_FORMAT_JSON) {

@@ -163,6 +163,7 @@ static void compare_row(compare *c, int64_t batch, int64_t head, int64_t row, co
         /* inf and NaN in a row's inputs may end as either, by the order of sums; both say "not finite" */
         right = right && (finite ? agree(got, want, limit) : isfinite(got) == isfinite(want));
         if (isfinite(want) && isfinite(got)) {
+            v->ratio = got != want ? fmax(v->ratio, fabs(got - want) / limit) : v->ratio;
             v->max_error = fmax(v->max_error, fabs(got - want));
             v->max_limit = fmax(v->max_limit, limit);
             c->error_sum += (got - want) * (got - want);
@@ -175,6 +176,7 @@ static void compare_row(compare *c, int64_t batch, int64_t head, int64_t row, co
         bool exact = isfinite(lse) || (finite && lse == -INFINITY);
         right = right && (exact ? agree(got, lse, v->tolerance.lse) : !isfinite(got));
         v->lse_error = isfinite(lse) && isfinite(got) ? fmax(v->lse_error, fabs(got - lse)) : v->lse_error;
+        v->ratio = fmax(v->ratio, v->lse_error / v->tolerance.lse);
     }
     v->rows++;
     v->nonfinite += finite ? 0 : 1;
@@ -221,8 +223,11 @@ static attn_status compare_all(compare *c)
 {
     const attn_problem *p = c->verify->problem;
     int64_t asked = c->verify->rows, total = asked == 0 || asked > p->tokens_q ? p->tokens_q : asked;
+    int64_t all = p->batch * p->heads_q, planes = c->verify->planes;
     uint64_t random = c->verify->seed;
-    for (int64_t plane = 0; plane < p->batch * p->heads_q; plane++) {
+    planes = planes == 0 || planes > all ? all : planes;
+    for (int64_t i = 0; i < planes; i++) {
+        int64_t plane = i * all / planes;
         for (int64_t at = 0; at < total; at += CHUNK) {
             int64_t count = total - at < CHUNK ? total - at : CHUNK;
             choose_rows(c, &random, at, count, total);
@@ -245,6 +250,7 @@ static void conclude(const compare *c)
     v->relative = c->reference_sum > 0 ? sqrt(c->error_sum / c->reference_sum)
                   : c->error_sum > 0   ? INFINITY
                                        : 0;
+    v->ratio = v->rms > 0 ? fmax(v->ratio, v->rms / v->rms_limit) : v->ratio;
     v->passed = v->wrong == 0 && v->rms <= v->rms_limit;
 }
 

@@ -33,6 +33,7 @@ typedef struct cli_verdict {
     double relative;       /* ||o - ref|| / ||ref|| */
     double rms, rms_limit; /* root mean square of o - ref, and what it may be */
     double lse_error;
+    double ratio; /* largest error as a share of what it may be: above 1 is wrong */
     bool has_lse;
     bool passed;
     cli_bounds bounds;
@@ -43,8 +44,9 @@ typedef struct cli_verdict {
 typedef struct cli_verify {
     const attn_problem *problem;
     const attn_source *source;
-    cli_dtype out; /* the dtype that o was rounded to */
-    int64_t rows;  /* per batch and head, spread over the sequence at random; 0: all */
+    cli_dtype out;  /* the dtype that o was rounded to */
+    int64_t rows;   /* per batch and head, spread over the sequence at random; 0: all */
+    int64_t planes; /* (batch, head)s, spread over all; 0: all */
     uint64_t seed;
     bool has_lse;
     /* rows first..first+count of a result: o[count][dim_v], lse[count] */

@@ -44,6 +44,7 @@ endfunction()
 
 attn_find(CAIRO cairo.h cairo libcairo2-dev "pictures as PNG")
 attn_find(RANDOM123 Random123/philox.h "" librandom123-dev "random inputs, the same on every machine")
+attn_find(OPENBLAS cblas.h openblas libopenblas-dev "the bench's naive attention, loaded when it runs")
 attn_find(CMOCKA cmocka.h cmocka libcmocka-dev "unit tests")
 
 foreach(name IN ITEMS CAIRO RANDOM123) # what the program itself calls
@@ -51,3 +52,8 @@ foreach(name IN ITEMS CAIRO RANDOM123) # what the program itself calls
         target_link_libraries(attn_optional INTERFACE attn_${name})
     endif()
 endforeach()
+if(TARGET attn_OPENBLAS)
+    # The program loads it when the contestant naive runs: linked, it would start a thread a core in every run.
+    target_include_directories(attn_optional SYSTEM INTERFACE ${ATTN_OPENBLAS_INCLUDE})
+    target_link_libraries(attn_optional INTERFACE ${CMAKE_DL_LIBS})
+endif()

@@ -46,6 +46,7 @@ set(ATTN_ENGINE
     src/engine/few.c
     src/engine/inspect.c
     src/engine/io.c
+    src/engine/peak.c
     src/engine/problem.c
     src/engine/ranges.c
     src/engine/reference.c
@@ -59,15 +60,26 @@ set(ATTN_ENGINE
 # all but main.c, so that tests can link the parts
 set(ATTN_CLI
     cli/arrays.c
-    cli/bench.c
-    cli/bench_case.c
+    cli/bench_attention.c
+    cli/bench_attention_case.c
+    cli/bench_attention_options.c
+    cli/bench_attention_table.c
+    cli/bench_cqs.c
+    cli/bench_cqs_case.c
     cli/bytes.c
+    cli/check.c
+    cli/check_case.c
+    cli/check_grid.c
     cli/completion.c
     cli/help.c
+    cli/contest.c
+    cli/contest_naive.c
     cli/info.c
     cli/json.c
     cli/json_read.c
+    cli/machine.c
     cli/man.c
+    cli/measure.c
     cli/memory.c
     cli/npy.c
     cli/options.c
@@ -96,9 +108,11 @@ set(ATTN_CLI
     cli/safetensors.c
     cli/summary.c
     cli/table.c
+    cli/tensors.c
     cli/text.c
     cli/values.c
-    cli/verify.c)
+    cli/verify.c
+    cli/verify_backward.c)
 
 # each verb has a man page
-set(ATTN_VERBS bench completion help info plan run)
+set(ATTN_VERBS "bench attention" "bench cqs" check completion help info plan run)

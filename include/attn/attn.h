@@ -431,6 +431,7 @@ typedef struct attn_verdict {
     const char *name;    /* of the row */
     const char *summary; /* one line: what it is */
     int chosen;
+    int by_name_only;   /* never chosen unless asked for */
     const char *reason; /* why it refuses this problem on this machine; NULL: it takes it */
 } attn_verdict;
 
@@ -438,6 +439,14 @@ typedef struct attn_verdict {
  * alone). ATTN_EINVAL past the end.  Strings are static or owned by the plan. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index,
                                                          attn_verdict *verdict);
+
+/*
+ * FLOP/s that `threads` threads reach together with the multiply-adds that a kernel is made of and nothing
+ * else, on registers: what no kernel of that kind can exceed.  kernel NULL: the best fp32 row of the table.
+ * Takes about `seconds`; the best moment of each thread counts.  0 where there is no such kernel, where it
+ * cannot run here or has no such measure.
+ */
+ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds);
 
 /* ---- execute --------------------------------------------------------------------------------------- */
 

@@ -14,6 +14,7 @@
  *   spool.c      partials on disk: manifest, pieces, resume
  *   backward.c   one execute of the gradients; ranges.c: its items
  *   reference.c  the fp64 reference over a problem; reference_backward.c: of its gradients
+ *   peak.c       what the machine's multiply-adds reach at most
  */
 #ifndef ATTN_ENGINE_H
 #define ATTN_ENGINE_H

@@ -101,6 +101,9 @@ typedef struct attn__kernel {
     int64_t (*backward_tile_k)(const attn__shape *shape);
     size_t (*backward_scratch)(const attn__shape *shape);
     void (*backward)(const attn__gradient *gradient, void *scratch);
+    /* `rounds` of the multiply-adds that it is made of, on registers alone; returns the FLOPs.  NULL: unknown
+     */
+    int64_t (*peak)(int64_t rounds, float *sink);
 } attn__kernel;
 
 /* The one ordered table, best first (table.c); ends with a NULL entry. */

@@ -5,13 +5,18 @@
 . "$(dirname "$0")/tap.inc"
 
 "$program" --help >"$out"
-verbs=$(sed -n '/^Verbs:/,/^$/s/^  \([a-z]\{1,\}\) .*/\1/p' "$out")
-check "attn --help lists the verbs" test "$(echo "$verbs" | wc -w)" -ge 6
+# a verb of two words as "bench-cqs", the name of its manual page
+verbs=$(sed -n '/^Verbs:/,/^$/s/^  \([a-z]\{1,\}\( [a-z]\{1,\}\)\{0,1\}\)  .*/\1/p' "$out" | tr ' ' -)
+check "attn --help lists the verbs" test "$(echo "$verbs" | wc -w)" -ge 8
 
 for verb in $verbs; do
-    "$program" "$verb" --help >"$work/help"
-    "$program" help "$verb" >"$work/long"
-    "$program" help --man "$verb" >"$work/man"
+    words=$(echo "$verb" | tr - ' ')
+    # shellcheck disable=SC2086 # one or two words
+    {
+        "$program" $words --help >"$work/help"
+        "$program" help $words >"$work/long"
+        "$program" help --man $words >"$work/man"
+    }
     sed -n 's/^ \{2,6\}\(-[a-z], \)\{0,1\}--\([a-z-]*\).*/\2/p' "$work/help" | sort >"$work/options"
     check "$verb: --help lists options" test -s "$work/options"
     head -n "$(wc -l <"$work/help")" "$work/long" >"$work/long_head"
@@ -27,7 +32,7 @@ for verb in $verbs; do
     sed -n "/^    $verb)/,/words=/p" "$work/bash" | sed -n "s/.*words='\(.*\)'.*/\1/p" | tr ' ' '\n' |
         sed -n 's/^--//p' | sort >"$work/found"
     check "$verb: bash completes the same options" diff "$work/options" "$work/found"
-    sed -n "s/.*seen_subcommand_from $verb' -l \([a-z-]*\).*/\1/p" "$work/fish" | sort >"$work/found"
+    sed -n "s/.*seen_subcommand_from ${words##* }' -l \([a-z-]*\).*/\1/p" "$work/fish" | sort >"$work/found"
     check "$verb: fish completes the same options" diff "$work/options" "$work/found"
     sed -n "/^    $verb)/,/;;/p" "$work/zsh" | sed -n "s/^ *'\**--\([a-z-]*\).*/\1/p" | sort >"$work/found"
     check "$verb: zsh completes the same options" diff "$work/options" "$work/found"
@@ -38,7 +43,8 @@ for verb in $verbs; do
     # every option of --help is taken (help itself aside)
     while read -r option; do
         case $option in help) continue ;; esac
-        "$program" "$verb" --help "--$option" >"$out" 2>"$err" </dev/null
+        # shellcheck disable=SC2086 # one or two words
+        "$program" $words --help "--$option" >"$out" 2>"$err" </dev/null
         if grep -q 'unknown option' "$err"; then
             result 1 "$verb: --$option of --help is unknown"
         fi
@@ -47,7 +53,7 @@ done
 
 "$program" help --man >"$work/man"
 for verb in $verbs; do
-    check "attn.1 lists $verb" grep -q "^\.B $verb\$" "$work/man"
+    check "attn.1 lists $verb" grep -q "^\.B $(echo "$verb" | tr - ' ')\$" "$work/man"
 done
 if command -v bash >/dev/null; then
     check "bash reads its completion script" bash -n "$work/bash"
@@ -60,6 +66,12 @@ if command -v bash >/dev/null; then
     # shellcheck disable=SC2016
     complete='. "$1"; COMP_WORDS=(attn plan --work); COMP_CWORD=2; _attn; echo "${COMPREPLY[@]}"'
     check "bash: options" test "$(bash -c "$complete" bash "$work/bash")" = "--workers"
+    # shellcheck disable=SC2016
+    complete='. "$1"; COMP_WORDS=(attn bench ""); COMP_CWORD=2; _attn; echo "${COMPREPLY[@]}"'
+    check "bash: second words" test "$(bash -c "$complete" bash "$work/bash")" = "attention cqs --help"
+    # shellcheck disable=SC2016
+    complete='. "$1"; COMP_WORDS=(attn bench cqs --tok); COMP_CWORD=3; _attn; echo "${COMPREPLY[@]}"'
+    check "bash: options behind them" test "$(bash -c "$complete" bash "$work/bash")" = "--tokens"
 fi
 if command -v zsh >/dev/null; then
     check "zsh reads its completion script" zsh -n "$work/zsh"

@@ -33,7 +33,8 @@ is_there "$prefix/lib*/pkgconfig/attn.pc"
 is_there "$prefix/share/man/man3/attn.3"
 if [ -d "$build/written" ]; then
     is_there "$prefix/share/man/man1/attn.1"
-    verbs=$("$prefix/bin/attn" help | awk '/^Verbs:/ { on = 1; next } /^$/ { on = 0 } on && /^  [a-z]/ { print $1 }')
+    verbs=$("$prefix/bin/attn" help | awk '/^Verbs:/ { on = 1; next } /^$/ { on = 0 } on && /^  [a-z]/ {
+        sub(/^  /, ""); sub(/  .*/, ""); gsub(/ /, "-"); print }')
     for verb in $verbs; do
         is_there "$prefix/share/man/man1/attn-$verb.1"
     done

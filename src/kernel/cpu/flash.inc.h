@@ -338,6 +338,7 @@ const attn__kernel FLASH_ROW = {
     .backward_tile_k = backward_tile_k,
     .backward_scratch = backward_scratch,
     .backward = backward,
+    .peak = probe_peak,
 };
 
 const attn__probe FLASH_PROBE = {

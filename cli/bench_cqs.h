@@ -1,10 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bench.h - the verb `bench cqs`: bench.c has the sweep and its table, bench_case.c one case in a process of
- * its own. */
-#ifndef ATTN_CLI_BENCH_H
-#define ATTN_CLI_BENCH_H
+/* bench_cqs.h - the verb `bench cqs`: bench_cqs.c has the sweep and its table, bench_cqs_case.c one case in a
+ * process of its own. */
+#ifndef ATTN_CLI_BENCH_CQS_H
+#define ATTN_CLI_BENCH_CQS_H
 
 #include "arrays.h"
+#include "measure.h"
 
 typedef struct bench_case {
     attn_problem problem;
@@ -19,18 +20,9 @@ typedef struct bench_case {
     bool dry_run;
 } bench_case;
 
-typedef enum bench_status {
-    BENCH_OK,
-    BENCH_WRONG,
-    BENCH_OOM,
-    BENCH_REFUSED,
-    BENCH_FAILED,
-    BENCH_PLANNED
-} bench_status;
-
 /* Medians over the samples; seconds. */
 typedef struct bench_result {
-    bench_status status;
+    cli_row_status status;
     char text[512]; /* why there are no numbers */
     char kernel[64];
     int threads;

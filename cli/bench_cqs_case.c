@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench_case.c - one case of `bench cqs`, in a child process.
+ * bench_cqs_case.c - one case of `bench cqs`, in a child process.
  *
  * The workers of a case run one after another on this machine (one resident), so that each has all of the
  * threads and all of the cache, as it would on a machine of its own.  Inputs come from unnamed files by
@@ -8,16 +8,12 @@
  * whole arrays.  Times are out of the events of attn_execute().  The peak is taken before the result is
  * compared with the reference.
  */
-#include "bench.h"
+#include "bench_cqs.h"
 
-#include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include "memory.h"
 #include "results.h"
@@ -129,39 +125,25 @@ static attn_status take_sample(bench *b, sample *s)
     return status;
 }
 
-static int by_value(const void *a, const void *b)
-{
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Median of the member at `offset` of each sample. */
-static double median(const bench *b, size_t offset, double *room)
+/* Statistics of the member at `offset` of each sample. */
+static cli_spread spread(const bench *b, size_t offset, double *room)
 {
     int64_t n = b->c->repeat;
     for (int64_t i = 0; i < n; i++) {
         memcpy(&room[i], (const char *)&b->samples[i] + offset, sizeof room[i]);
     }
-    qsort(room, (size_t)n, sizeof *room, by_value);
-    return (room[(n - 1) / 2] + room[n / 2]) / 2;
+    return cli_spread_of(room, n);
 }
 
 static void reduce(bench *b, double *room)
 {
     bench_result *r = b->result;
-    double sum = 0, squares = 0, n = (double)b->c->repeat;
-    r->longest = median(b, offsetof(sample, longest), room);
-    r->all = median(b, offsetof(sample, all), room);
-    r->gather = median(b, offsetof(sample, gather), room);
-    r->merge = median(b, offsetof(sample, merge), room);
-    for (int64_t i = 0; i < b->c->repeat; i++) {
-        sum += b->samples[i].longest;
-    }
-    for (int64_t i = 0; i < b->c->repeat; i++) {
-        double off = b->samples[i].longest - sum / n;
-        squares += off * off;
-    }
-    r->deviation = n > 1 ? sqrt(squares / (n - 1)) : 0;
+    cli_spread longest = spread(b, offsetof(sample, longest), room);
+    r->longest = longest.median;
+    r->deviation = longest.std;
+    r->all = spread(b, offsetof(sample, all), room).median;
+    r->gather = spread(b, offsetof(sample, gather), room).median;
+    r->merge = spread(b, offsetof(sample, merge), room).median;
 }
 
 static attn_status measure(bench *b)
@@ -211,31 +193,17 @@ static attn_status compare(bench *b)
     if (status == ATTN_OK) {
         b->result->max_error = verdict.max_error;
         b->result->relative = verdict.relative;
-        b->result->status = verdict.passed ? BENCH_OK : BENCH_WRONG;
+        b->result->status = verdict.passed ? CLI_ROW_OK : CLI_ROW_WRONG;
     }
     return status;
 }
 
 /* ---- the child ---- */
 
-static bench_status status_of(attn_status status)
-{
-    switch (status) {
-    case ATTN_ELIMIT:
-    case ATTN_ENOMEM:
-        return BENCH_OOM;
-    case ATTN_EINVAL:
-    case ATTN_EUNSUPPORTED:
-        return BENCH_REFUSED;
-    default:
-        return BENCH_FAILED;
-    }
-}
-
 static void run_case(const bench_case *c, bench_result *result)
 {
     bench b = {.c = c, .result = result, .out = CLI_RESULT_CLOSED};
-    result->status = BENCH_PLANNED;
+    result->status = CLI_ROW_PLANNED;
     attn_status status = make_plan(&b);
     if (status == ATTN_OK && !c->dry_run) {
         status = make_room(&b);
@@ -249,7 +217,7 @@ static void run_case(const bench_case *c, bench_result *result)
         }
     }
     if (status != ATTN_OK) {
-        result->status = status_of(status);
+        result->status = cli_row_status_of(status);
         snprintf(result->text, sizeof result->text, "%s", attn_last_error());
     }
     free(b.tally.rank);
@@ -258,67 +226,14 @@ static void run_case(const bench_case *c, bench_result *result)
     attn_plan_destroy(b.plan);
 }
 
-static bool write_all(int fd, const void *data, size_t bytes)
+static void child(const void *data, void *result)
 {
-    const char *at = data;
-    while (bytes > 0) {
-        ssize_t put = write(fd, at, bytes);
-        if (put < 0 && errno != EINTR) {
-            return false;
-        }
-        at += put > 0 ? put : 0;
-        bytes -= put > 0 ? (size_t)put : 0;
-    }
-    return true;
-}
-
-static bool read_all(int fd, void *data, size_t bytes)
-{
-    char *at = data;
-    while (bytes > 0) {
-        ssize_t got = read(fd, at, bytes);
-        if (got == 0 || (got < 0 && errno != EINTR)) {
-            return false;
-        }
-        at += got > 0 ? got : 0;
-        bytes -= got > 0 ? (size_t)got : 0;
-    }
-    return true;
-}
-
-/* The child said nothing: killed for its memory, or ended by something else. */
-static void explain_death(int status, bench_result *result)
-{
-    bool killed = WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL;
-    result->status = killed ? BENCH_OOM : BENCH_FAILED;
-    snprintf(result->text, sizeof result->text,
-             killed ? "killed, most likely for its memory" : "ended by signal %d",
-             WIFSIGNALED(status) ? WTERMSIG(status) : 0);
+    run_case(data, result);
 }
 
 bench_result bench_run(const bench_case *c)
 {
-    int ends[2], status = 0;
-    bench_result result = {.status = BENCH_FAILED, .text = "cannot start a process"};
-    if (pipe(ends) != 0) {
-        return result;
-    }
-    pid_t child = fork();
-    if (child == 0) {
-        (void)close(ends[0]);
-        memset(&result, 0, sizeof result);
-        run_case(c, &result);
-        _exit(write_all(ends[1], &result, sizeof result) ? 0 : 1);
-    }
-    (void)close(ends[1]);
-    if (child > 0) {
-        bool told = read_all(ends[0], &result, sizeof result);
-        while (waitpid(child, &status, 0) < 0 && errno == EINTR) {
-        }
-        if (!told) {
-            explain_death(status, &result);
-        }
-    }
-    (void)close(ends[0]);
+    bench_result result = {0};
+    result.status = cli_child_run(child, c, &result, sizeof result, result.text, sizeof result.text);
     return result;
 }

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bench.c - the verb `bench cqs`: what cutting a problem for W workers costs and gains.
+ * bench_cqs.c - the verb `bench cqs`: what cutting a problem for W workers costs and gains.
  *
  * For each case a row: the whole problem on one worker, the slowest of W workers, all of them, gather and
  * merge, and the honest speed-up (one worker / slowest worker) next to W and to the block-exact bound (all
  * cells / cells of the largest worker), which no schedule of whole blocks can beat.  Peak memory is measured
  * for each case by itself.  A case that does not fit is a row with a status, and the sweep goes on.
  */
-#include "bench.h"
+#include "bench_cqs.h"
 
 #include <math.h>
 #include <signal.h>
@@ -101,15 +101,6 @@ static attn_status make_inputs(sweep *s, const attn_problem *p)
 
 /* ---- rows ---- */
 
-static void put_real(cli_table *table, bool known, double value)
-{
-    if (known) {
-        cli_table_real(table, value);
-    } else {
-        cli_table_missing(table);
-    }
-}
-
 static void put_bytes(cli_table *table, int64_t bytes)
 {
     if (bytes > 0) {
@@ -121,11 +112,8 @@ static void put_bytes(cli_table *table, int64_t bytes)
 
 static void put_row(sweep *s, const bench_case *c, const bench_result *r, double one)
 {
-    static const char *const words[] = {
-        [BENCH_OK] = "ok",           [BENCH_WRONG] = "WRONG",   [BENCH_OOM] = "OOM",
-        [BENCH_REFUSED] = "refused", [BENCH_FAILED] = "failed", [BENCH_PLANNED] = "planned"};
     cli_table *t = &s->table;
-    bool ran = r->status == BENCH_OK || r->status == BENCH_WRONG, planned = ran || r->status == BENCH_PLANNED;
+    bool ran = cli_row_measured(r->status), planned = ran || r->status == CLI_ROW_PLANNED;
     cli_table_text(t, r->kernel[0] != '\0' ? r->kernel : c->kernel != NULL ? c->kernel : "flash");
     if (planned) {
         cli_table_int(t, r->threads);
@@ -134,34 +122,34 @@ static void put_row(sweep *s, const bench_case *c, const bench_result *r, double
     }
     cli_table_int(t, c->problem.tokens_q);
     cli_table_int(t, c->workers);
-    cli_table_text(t, words[r->status]);
-    put_real(t, one > 0, one);
-    put_real(t, ran, r->longest);
-    put_real(t, ran, r->deviation);
-    put_real(t, ran, r->all);
-    put_real(t, ran, r->gather);
-    put_real(t, ran, r->merge);
-    put_real(t, ran && one > 0 && r->longest > 0, one / r->longest);
-    put_real(t, planned, r->bound);
+    cli_table_text(t, cli_row_word(r->status));
+    cli_table_known(t, one > 0, one);
+    cli_table_known(t, ran, r->longest);
+    cli_table_known(t, ran, r->deviation);
+    cli_table_known(t, ran, r->all);
+    cli_table_known(t, ran, r->gather);
+    cli_table_known(t, ran, r->merge);
+    cli_table_known(t, ran && one > 0 && r->longest > 0, one / r->longest);
+    cli_table_known(t, planned, r->bound);
     put_bytes(t, r->predicted);
     put_bytes(t, r->peak);
-    put_real(t, ran, r->max_error);
-    put_real(t, ran, r->relative);
+    cli_table_known(t, ran, r->max_error);
+    cli_table_known(t, ran, r->relative);
     cli_table_text(t, r->text[0] != '\0' ? r->text : NULL);
-    s->wrong += r->status == BENCH_WRONG;
+    s->wrong += r->status == CLI_ROW_WRONG;
 }
 
 /* All W of one number of tokens and one kernel; the whole problem on one worker comes first. */
 static void run_group(sweep *s, bench_case c)
 {
     double one = 0;
-    bench_result alone = {.status = BENCH_PLANNED};
+    bench_result alone = {.status = CLI_ROW_PLANNED};
     bool known = false;
     if (!s->args->dry_run) {
         c.workers = 1;
         alone = bench_run(&c);
         known = true;
-        one = alone.status == BENCH_OK || alone.status == BENCH_WRONG ? alone.longest : 0;
+        one = cli_row_measured(alone.status) ? alone.longest : 0;
     }
     for (int64_t i = 0; i < s->args->workers.count; i++) {
         c.workers = s->args->workers.item[i];
@@ -171,20 +159,6 @@ static void run_group(sweep *s, bench_case c)
 }
 
 /* ---- the sweep ---- */
-
-/* The `index`th word of a list "naive,flash"; false past its end. */
-static bool kernel_at(const char *list, int index, char *name, size_t room)
-{
-    for (; index > 0 && list != NULL; index--) {
-        list = strchr(list, ',');
-        list = list != NULL ? list + 1 : NULL;
-    }
-    if (list == NULL) {
-        return false;
-    }
-    snprintf(name, room, "%.*s", (int)strcspn(list, ","), list);
-    return true;
-}
 
 static int run_tokens(sweep *s, int64_t tokens)
 {
@@ -198,7 +172,7 @@ static int run_tokens(sweep *s, int64_t tokens)
     if (status != ATTN_OK) {
         return cli_fail(status);
     }
-    for (int i = 0; kernel_at(args->kernel, i, name, sizeof name); i++) {
+    for (int i = 0; cli_word_at(args->kernel, i, name, sizeof name); i++) {
         run_group(s, (bench_case){
                          .problem = problem,
                          .input = &s->input,
@@ -316,13 +290,7 @@ static const cli_option bench_options[] = {
      .help = "the published rules, which leave an even W out of balance"},
     CLI_OPTION_THREADS,
     CLI_HEADING("Measuring"),
-    {.name = "mem-limit",
-     .kind = CLI_BYTES,
-     CLI_TO(bench_args, mem_limit),
-     .argument = "BYTES",
-     .fallback = "(what the machine has)",
-     .least = 1,
-     .help = "a case whose process would take more is a row with the status OOM"},
+    CLI_OPTION_MEM_LIMIT(bench_args),
     {.name = "repeat",
      .kind = CLI_INT,
      CLI_TO(bench_args, repeat),
@@ -346,16 +314,8 @@ static const cli_option bench_options[] = {
      .least = 1,
      .most = 1 << 20,
      .help = "random rows of each head that are compared with the fp64 reference"},
-    {.name = "seed",
-     .kind = CLI_INT,
-     CLI_TO(bench_args, seed),
-     .argument = "N",
-     .fallback = "0",
-     .help = "seed of the random inputs"},
-    {.name = "dry-run",
-     .kind = CLI_FLAG,
-     CLI_TO(bench_args, dry_run),
-     .help = "plan the cases and predict their memory, compute nothing"},
+    CLI_OPTION_SEED(bench_args),
+    CLI_OPTION_DRY_RUN(bench_args),
     CLI_HEADING("Output"),
     CLI_OPTION_FORMAT,
     CLI_OPTION_OUTPUT,
@@ -370,11 +330,11 @@ static const cli_example bench_examples[] = {
     {NULL, NULL},
 };
 
-const cli_verb cli_verb_bench = {
-    .name = "bench",
+const cli_verb cli_verb_bench_cqs = {
+    .name = "bench cqs",
     .summary = "measure what cutting a problem for W workers costs and gains",
     .description =
-        "bench cqs runs each case in a process of its own and prints a row as soon as it is measured. The "
+        "Runs each case in a process of its own and prints a row as soon as it is measured. The "
         "workers "
         "of a case run one after another, each with all of the threads, as on W equal machines.\n\n"
         "one worker: the slowest (and only) worker of W = 1. longest of W: the slowest of the W workers, its "
@@ -386,9 +346,6 @@ const cli_verb cli_verb_bench = {
         "Inputs are random and lie in unnamed files in TMPDIR, so that the peak memory is that of one worker "
         "and the Tiler. Errors are against a reference in double precision on some random rows.",
     .examples = bench_examples,
-    .operand = "cqs",
-    .operand_least = 1,
-    .operand_most = 1,
     .options = bench_options,
     .size = sizeof(bench_args),
     .run = bench_verb,
