@@ -200,7 +200,11 @@ attn_status sequence_case_run(sequence_case *c, const attn_options *options)
 static check_bound bound_of(const sequence_case *c)
 {
     const attn_problem *p = &c->problem;
-    return (check_bound){fabs(p->scale) * c->q.norm * c->k.norm, c->v.most, p->dim_qk, p->tokens_kv};
+    return (check_bound){.score = fabs(p->scale) * c->q.norm * c->k.norm,
+                         .value = c->v.most,
+                         .round = p->dtype == ATTN_BF16 ? 0x1p-8 : 0,
+                         .dim_qk = p->dim_qk,
+                         .keys = p->tokens_kv};
 }
 
 static void compare_row(const sequence_case *c, const char *what, case_row at, const double *o, double lse)

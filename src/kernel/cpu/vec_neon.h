@@ -69,14 +69,42 @@ VEC_INLINE vec_mask vec_between(int32_t first, int32_t last)
     return vandq_u32(vcgeq_s32(lane, vdupq_n_s32(first)), vcltq_s32(lane, vdupq_n_s32(last)));
 }
 
+/* The lanes of dtype at p, widened. */
+VEC_INLINE vec vec_load_as(const void *p, attn_dtype dtype)
+{
+    if (dtype == ATTN_F32) {
+        return vld1q_f32(p);
+    }
+    const uint16x4_t half = vld1_u16(p);
+    return dtype == ATTN_F16 ? vcvt_f32_f16(vreinterpret_f16_u16(half))
+                             : vreinterpretq_f32_u32(vshll_n_u16(half, 16));
+}
+/* Only the first `count` lanes; the others are 0, and not read. */
+VEC_INLINE vec vec_load_part(const void *p, attn_dtype dtype, int count)
+{
+    float lanes[VEC_LANES] = {0};
+    attn_to_f32(lanes, p, dtype, 1, count);
+    return vec_load(lanes);
+}
+
+/* Lane i: the sum of all lanes of a[i]. */
+VEC_INLINE vec vec_sums(const vec *a)
+{
+    return vpaddq_f32(vpaddq_f32(a[0], a[1]), vpaddq_f32(a[2], a[3]));
+}
+/* of lanes without NaN */
+VEC_INLINE float vec_greatest(vec a)
+{
+    return vmaxvq_f32(a);
+}
+
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
 {
+    const attn_dtype dtype = bf16 ? ATTN_BF16 : ATTN_F16;
     int64_t i = 0;
     for (; i + VEC_LANES <= n; i += VEC_LANES) {
-        const uint16x4_t half = vld1_u16(src + i);
-        vst1q_f32(dst + i, bf16 ? vreinterpretq_f32_u32(vshll_n_u16(half, 16))
-                                : vcvt_f32_f16(vreinterpret_f16_u16(half)));
+        vec_store(dst + i, vec_load_as(src + i, dtype));
     }
     for (; i < n; i++) {
         dst[i] = bf16 ? attn__bf16_to_f32(src[i]) : attn__f16_to_f32(src[i]);
