@@ -167,6 +167,16 @@ attn_io sequence_case_io(const sequence_case *c)
     return io;
 }
 
+const char *case_kernel(const attn_problem *p, const attn_options *options)
+{
+    attn_plan *plan;
+    attn_summary summary = ATTN_INIT(attn_summary);
+    assert_int_equal(attn_plan_create(&plan, p, options), ATTN_OK);
+    assert_int_equal(attn_plan_summary(plan, &summary), ATTN_OK);
+    attn_plan_destroy(plan);
+    return summary.kernel;
+}
+
 static attn_status run(const attn_problem *p, const attn_io *io, const attn_options *options)
 {
     attn_options o = *options;
@@ -285,6 +295,7 @@ void sequence_case_alone(sequence_case *c, const char *what)
     assert_int_equal(sequence_case_run(c, &options), ATTN_OK);
     case_tensor_keep(&c->o, &o);
     case_tensor_keep(&c->lse, &lse);
+    options.kernel = case_kernel(&c->problem, &options);
     for (int64_t b = 0; b < c->problem.batch; b++) {
         case_piece s = case_piece_of(&c->problem, c->cu_q, c->cu_kv, b);
         attn_problem p = c->problem;

@@ -57,6 +57,9 @@ typedef struct sequence_case {
     case_tensor q, k, v, o, lse;
 } sequence_case;
 
+/* The row of the kernel table that a plan takes: another shape by the same row has the same bits. */
+const char *case_kernel(const attn_problem *p, const attn_options *options);
+
 /* Random inputs. */
 void sequence_case_open(sequence_case *c, uint64_t seed);
 void sequence_case_close(sequence_case *c);

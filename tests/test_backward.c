@@ -103,7 +103,7 @@ static void test_bits_repeat(void **state)
     }
 }
 
-static void run_alone(backward_case *c, const case_piece *s)
+static void run_alone(backward_case *c, const case_piece *s, const attn_options *options)
 {
     attn_gradients io = backward_case_io(c);
     attn_problem p = c->problem;
@@ -122,7 +122,7 @@ static void run_alone(backward_case *c, const case_piece *s)
     for (int i = 0; i < 4; i++) {
         *of_kv[i] = of_kv[i]->data == NULL ? *of_kv[i] : case_tensor_cut(from_kv[i], s->kv_first);
     }
-    assert_int_equal(attn_backward(&p, &io, NULL), ATTN_OK);
+    assert_int_equal(attn_backward(&p, &io, options), ATTN_OK);
 }
 
 /* Sequences one at a time write the same bits in the same places as all together. */
@@ -139,9 +139,11 @@ static void test_sequences_alone(void **state)
         backward_case_open(&c, seed);
         assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
         case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
+        o.backward = 1;
+        o.kernel = case_kernel(&c.problem, &o);
         for (int64_t b = 0; c.cu_q != NULL && b < c.problem.batch; b++) {
             case_piece s = case_piece_of(&c.problem, c.cu_q, c.cu_kv, b);
-            run_alone(&c, &s);
+            run_alone(&c, &s, &o);
             compared++;
         }
         assert_memory_equal(c.dq.buffer.data, dq, c.dq.buffer.bytes);

@@ -156,6 +156,12 @@ static void test_bad_arguments(void **state)
     refuse(p, (io = good, io.sink = &sink, &io), NULL, ATTN_EINVAL, "sink");
     attn_options o = {.size = sizeof o, .workers = 3};
     refuse(p, &good, &o, ATTN_EUNSUPPORTED, "W = 1");
+    attn_plan *plan;
+    char workspace[1];
+    assert_int_equal(attn_plan_create(&plan, p, NULL), ATTN_OK); /* for a source, perhaps */
+    assert_int_equal(attn_execute(plan, &good, workspace), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "options.in_memory"));
+    attn_plan_destroy(plan);
 
     double x[8], lse;
     int64_t row = 35;
