@@ -175,8 +175,10 @@ void backward_case_open(backward_case *c, uint64_t seed)
     }
     solve_gradients(c, &io, c->want_dq, c->want_dk, c->want_dv);
     c->slope.column = column_sum(c, &io);
-    c->slope.bound = (check_bound){
-        .score = fabs(p->scale) * c->q.norm * c->k.norm, .dim_qk = p->dim_qk, .keys = p->tokens_kv};
+    c->slope.bound = (check_bound){.score = fabs(p->scale) * c->q.norm * c->k.norm,
+                                   .round = p->dtype == ATTN_BF16 ? 0x1p-8 : 0, /* whichever kernel it is */
+                                   .dim_qk = p->dim_qk,
+                                   .keys = p->tokens_kv};
     c->slope.slope = c->v.norm * c->dout.norm;
     c->slope.scale = fabs(p->scale);
     c->slope.q = c->q.most, c->slope.k = c->k.most, c->slope.dout = c->dout.most;
