@@ -51,22 +51,47 @@ VEC_INLINE void dot_store_pairs(const int parts, uint16_t *b, int64_t b_part, ve
     }
 }
 
-/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`. */
+/* The first parts of 32 fp32, side by side. */
+VEC_INLINE __m512i dot_upper_row(vec x, vec y)
+{
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
+                                         29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
+}
+
+/* The parts of 32 fp32 as rows of A: one is rounded, more are cut, as in dot_store_pairs. */
+VEC_INLINE void dot_cut(const int parts, __m512i *row, vec x, vec y)
+{
+    if (parts == 1) {
+        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        return;
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < parts; i++) {
+        row[i] = dot_upper_row(x, y);
+        x = vec_sub(x, dot_upper(x));
+        y = vec_sub(y, dot_upper(y));
+    }
+}
+
+/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`, a multiple of 32. */
 static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count,
                       int64_t padded)
 {
     const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
-    for (int64_t d = 0; d < padded; d += VEC_LANES) {
-        const int64_t left = count - d < 0 ? 0 : count - d;
-        const __mmask16 real = left >= VEC_LANES ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1u);
-        vec rest = _mm512_maskz_loadu_ps(real, x + d);
-        const vec_mask finite = _mm512_cmp_ps_mask(_mm512_abs_ps(rest), most, _CMP_LE_OQ);
-        /* A NaN whose only bits are low ones would become infinite; its double is a quiet one. */
-        rest = _mm512_mask_add_ps(rest, (__mmask16)~finite, rest, rest);
+    for (int64_t d = 0; d < padded; d += PAIR_LANES) {
+        vec rest[2];
+        vec_mask finite[2];
+        FLASH_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int64_t left = attn__min(attn__max(count - d - half * VEC_LANES, 0), VEC_LANES);
+            rest[half] = _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1u), x + d + half * VEC_LANES);
+            finite[half] = _mm512_cmp_ps_mask(_mm512_abs_ps(rest[half]), most, _CMP_LE_OQ);
+        }
         for (int i = 0; i < parts; i++) {
-            const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(rest), 16);
-            _mm256_storeu_si256((void *)(a + i * a_part + d), _mm512_cvtepi32_epi16(upper));
-            rest = vec_select(finite, vec_sub(rest, dot_upper(rest)), zero);
+            _mm512_storeu_si512(a + i * a_part + d, dot_upper_row(rest[0], rest[1]));
+            rest[0] = vec_select(finite[0], vec_sub(rest[0], dot_upper(rest[0])), zero);
+            rest[1] = vec_select(finite[1], vec_sub(rest[1], dot_upper(rest[1])), zero);
         }
     }
 }

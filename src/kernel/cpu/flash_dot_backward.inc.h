@@ -51,8 +51,8 @@ typedef struct backward_state {
     uint16_t *k, *v;        /* [part][tile_k][dim] */
     uint16_t *kt;           /* K^T: [part][dim][tile_k] */
     uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
-    uint16_t *pairs;        /* dS^T of a panel: [part][tile_k / 2][2 * PANEL] */
-    float *scores, *slopes; /* S^T, dP^T of a panel: [tile_k][PANEL] */
+    uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
+    float *scores, *slopes; /* S^T, dP^T of two blocks in turn: [2][BLOCK][PANEL] */
     float *sums;            /* a product on its way to fp32 rows: [tile_k or dims][PANEL] */
     uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
     float *wide;            /* [4][dims]: q, dO, k, v of one cell */
@@ -67,10 +67,27 @@ typedef struct backward_tile {
 
 /* A panel against a tile.  Offsets in the tile: [from, to) is seen by some row, [whole_from, whole_to) by
  * every row; [begin, end) are the blocks around [from, to). */
-typedef struct backward_part {
+typedef struct backward_task {
+    int64_t panel;
     flash_band band;
     int64_t from, to, whole_from, whole_to, begin, end;
-} backward_part;
+    uint16_t *pairs;
+} backward_task;
+
+/* One block of a task: keys from `key` on. */
+typedef struct backward_block {
+    const backward_task *task;
+    int64_t key;
+    float *scores, *slopes;
+} backward_block;
+
+/* What the tiles do beside the vectors: S^T and dP^T of the next block, dQ^T of the panel before. */
+typedef struct backward_queue {
+    attn__dot dot[3];
+    dot_cursor at[3];
+    int now;
+    int64_t steps;
+} backward_queue;
 
 /* ---- sizes ---------------------------------------------------------------------------------------- */
 
@@ -119,9 +136,9 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
     state->kt = take_bf16(scratch, &used, parts * keys * qk);
     state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
     state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
-    state->pairs = take_bf16(scratch, &used, weight_parts * keys * PANEL);
-    state->scores = take(scratch, &used, keys * PANEL);
-    state->slopes = take(scratch, &used, keys * PANEL);
+    state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
+    state->scores = take(scratch, &used, 2 * BLOCK * PANEL);
+    state->slopes = take(scratch, &used, 2 * BLOCK * PANEL);
     state->sums = take(scratch, &used, attn__max(keys, qk) * PANEL);
     state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
     state->wide = take(scratch, &used, 2 * (qk + v));
@@ -253,23 +270,6 @@ VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *s
     *slope = vec_mul(vec_mul(*weight, lanes->scale), vec_sub(vec_load(slopes), lanes->delta[half]));
 }
 
-/* The parts of 32 fp32 as rows of A. */
-VEC_INLINE void cut_row(const int parts, __m512i *row, vec x, vec y)
-{
-    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
-                                         29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
-    if (parts == 1) {
-        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-        return;
-    }
-    FLASH_UNROLL
-    for (int i = 0; i < parts; i++) {
-        row[i] = _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
-        x = vec_sub(x, dot_upper(x));
-        y = vec_sub(y, dot_upper(y));
-    }
-}
-
 /* Rows x and y of A as a row of B. */
 VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
 {
@@ -280,31 +280,32 @@ VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
     _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
-/* Keys j and j + 1 of a panel; all lanes see them, or `masked`. */
+/* Keys j and j + 1 of a block; all lanes see them, or `masked`. */
 VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
-                           const backward_lanes *lanes, const backward_part *part, int64_t panel,
-                           int64_t position, int64_t j)
+                           const backward_lanes *lanes, const backward_block *block, int64_t position,
+                           int64_t j)
 {
-    const int64_t keys = state->tile_k, a_part = keys * state->lanes;
+    const backward_task *task = block->task;
+    const int64_t keys = state->tile_k, a_part = keys * state->lanes, key = block->key + j;
     __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + panel * PANEL;
+        const int64_t at = (j + i) * PANEL, to = (key + i) * state->lanes + task->panel * PANEL;
         vec weight[2], slope[2];
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t lane = half * VEC_LANES;
-            weigh_back(lanes, half, state->scores + at + lane, state->slopes + at + lane, &weight[half],
+            weigh_back(lanes, half, block->scores + at + lane, block->slopes + at + lane, &weight[half],
                        &slope[half]);
             if (masked) {
                 const vec_mask seen =
-                    j + i < part->to ? visible(&part->band, position + j + i, lane) : vec_between(0, 0);
+                    key + i < task->to ? visible(&task->band, position + key + i, lane) : vec_between(0, 0);
                 weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
                 slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
             }
         }
-        cut_row(parts, p, weight[0], weight[1]);
-        cut_row(parts, ds[i], slope[0], slope[1]);
+        dot_cut(parts, p, weight[0], weight[1]);
+        dot_cut(parts, ds[i], slope[0], slope[1]);
         FLASH_UNROLL
         for (int n = 0; n < parts; n++) {
             _mm512_storeu_si512(state->p + n * a_part + to, p[n]);
@@ -313,112 +314,174 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     }
     FLASH_UNROLL
     for (int n = 0; n < parts; n++) {
-        store_pairs(state->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
+        store_pairs(task->pairs + n * keys * PANEL + key * PANEL, ds[0][n], ds[1][n]);
     }
 }
 
-VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_part *part,
-                            int64_t panel, int64_t position)
+/* P and dS of a block; the queue's steps spread evenly between. */
+VEC_INLINE void weigh_block(const int parts, const backward_state *state, const backward_block *block,
+                            int64_t position, backward_queue *queue)
 {
     const attn__gradient *g = state->gradient;
-    const float *lse = state->lse + panel * PANEL, *delta = state->delta + panel * PANEL;
+    const backward_task *task = block->task;
+    const float *lse = state->lse + task->panel * PANEL, *delta = state->delta + task->panel * PANEL;
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_load(lse), vec_load(lse + VEC_LANES)},
                                   {vec_load(delta), vec_load(delta + VEC_LANES)}};
-    for (int64_t j = part->begin; j < part->end; j += PAIR) {
-        if (part->whole_from <= j && j + PAIR <= part->whole_to) {
-            weigh_pair(parts, false, state, &lanes, part, panel, position, j);
+    int64_t due = 0;
+    for (int64_t j = 0; j < BLOCK; j += PAIR) {
+        for (due += PAIR * queue->steps; due >= BLOCK; due -= BLOCK) {
+            queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
+        }
+        if (task->whole_from <= block->key + j && block->key + j + PAIR <= task->whole_to) {
+            weigh_pair(parts, false, state, &lanes, block, position, j);
         } else {
-            weigh_pair(parts, true, state, &lanes, part, panel, position, j);
+            weigh_pair(parts, true, state, &lanes, block, position, j);
         }
     }
 }
 
-static backward_part part_of(const backward_state *state, int64_t panel, const backward_tile *tile)
+static backward_task task_of(const backward_state *state, int64_t panel, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
-    backward_part part = {.band = {g->first + panel * PANEL, g->lo, g->hi}};
-    const int64_t row = part.band.row, last = attn__min(row + PANEL, g->first + g->count) - 1;
-    part.from = attn__min(tile->count, attn__max(0, row + g->lo - tile->first));
-    part.to = attn__max(part.from, attn__min(tile->count, last + g->hi + 1 - tile->first));
-    part.whole_from = attn__min(part.to, attn__max(part.from, last + g->lo - tile->first));
-    part.whole_to = attn__max(part.whole_from, attn__min(part.to, row + g->hi + 1 - tile->first));
-    part.begin = part.from / BLOCK * BLOCK;
-    part.end = part.from == part.to ? part.begin : round_up(part.to, BLOCK);
-    return part;
+    const int64_t row = g->first + panel * PANEL, last = attn__min(row + PANEL, g->first + g->count) - 1;
+    backward_task task = {.panel = panel, .band = {row, g->lo, g->hi}};
+    task.from = attn__min(tile->count, attn__max(0, row + g->lo - tile->first));
+    task.to = attn__max(task.from, attn__min(tile->count, last + g->hi + 1 - tile->first));
+    task.whole_from = attn__min(task.to, attn__max(task.from, last + g->lo - tile->first));
+    task.whole_to = attn__max(task.whole_from, attn__min(task.to, row + g->hi + 1 - tile->first));
+    task.begin = task.from / BLOCK * BLOCK;
+    task.end = task.from == task.to ? task.begin : round_up(task.to, BLOCK);
+    task.pairs = state->pairs + panel % 2 * state->weight_parts * state->tile_k * PANEL;
+    return task;
 }
 
-/* S^T and dP^T of one panel and one tile. */
-static void make_scores(const backward_state *state, int64_t panel, const backward_part *part)
+/* S^T (rows: K, turned: Q^T) or dP^T (V, dO^T) of a block. */
+static attn__dot scores_dot(const backward_state *state, const backward_block *block, const uint16_t *rows,
+                            const uint16_t *turned, int64_t depth, float *c)
 {
-    const int64_t keys = state->tile_k, qk = state->pad_qk, v = state->pad_v;
-    attn__dot dot = {.a = state->k + part->begin * qk,
-                     .a_row = qk,
-                     .a_part = keys * qk,
-                     .a_parts = state->parts,
-                     .b = state->qt + panel * state->parts * qk * PANEL,
-                     .b_row = PAIR * PANEL,
-                     .b_part = qk * PANEL,
-                     .b_parts = state->parts,
-                     .c = state->scores + part->begin * PANEL,
-                     .c_row = PANEL,
-                     .rows = part->end - part->begin,
-                     .cols = PANEL,
-                     .depth = qk};
-    dot_product(&dot);
-    dot.a = state->v + part->begin * v, dot.a_row = v, dot.a_part = keys * v;
-    dot.b = state->dt + panel * state->parts * v * PANEL, dot.b_part = v * PANEL;
-    dot.c = state->slopes + part->begin * PANEL, dot.depth = v;
-    dot_product(&dot);
+    return (attn__dot){.a = rows + block->key * depth,
+                       .a_row = depth,
+                       .a_part = state->tile_k * depth,
+                       .a_parts = state->parts,
+                       .b = turned + block->task->panel * state->parts * depth * PANEL,
+                       .b_row = PAIR * PANEL,
+                       .b_part = depth * PANEL,
+                       .b_parts = state->parts,
+                       .c = c,
+                       .c_row = PANEL,
+                       .rows = BLOCK,
+                       .cols = PANEL,
+                       .depth = depth};
 }
 
-/* dQ^T of one panel takes in one tile. */
-static void add_queries(const backward_state *state, int64_t panel, const backward_part *part)
+/* dQ^T of a task: of one part added to what was there, else apart. */
+static attn__dot queries_dot(const backward_state *state, const backward_task *task)
 {
     const int64_t keys = state->tile_k, qk = state->pad_qk;
-    float *dqt = state->dqt + panel * qk * PANEL;
-    const bool add = state->weight_parts == 1;
-    const attn__dot dot = {.a = state->kt + part->begin,
-                           .a_row = keys,
-                           .a_part = keys * qk,
-                           .a_parts = state->parts,
-                           .b = state->pairs + part->begin * PANEL,
-                           .b_row = PAIR * PANEL,
-                           .b_part = keys * PANEL,
-                           .b_parts = state->weight_parts,
-                           .c = add ? dqt : state->sums,
-                           .c_row = PANEL,
-                           .rows = qk,
-                           .cols = PANEL,
-                           .depth = part->end - part->begin,
-                           .add = add};
-    dot_product(&dot);
-    for (int64_t i = 0; i < qk * PANEL && !add; i += VEC_LANES) {
+    const bool one = state->weight_parts == 1;
+    return (attn__dot){.a = state->kt + task->begin,
+                       .a_row = keys,
+                       .a_part = keys * qk,
+                       .a_parts = state->parts,
+                       .b = task->pairs + task->begin * PANEL,
+                       .b_row = PAIR * PANEL,
+                       .b_part = keys * PANEL,
+                       .b_parts = state->weight_parts,
+                       .c = one ? state->dqt + task->panel * qk * PANEL : state->sums,
+                       .c_row = PANEL,
+                       .rows = state->gradient->dq != NULL ? qk : 0,
+                       .cols = PANEL,
+                       .depth = task->end - task->begin,
+                       .add = one};
+}
+
+/* Fills the queue; next or before may be NULL. */
+static void fill_queue(const backward_state *state, const backward_block *next, const backward_task *before,
+                       backward_queue *queue)
+{
+    static const attn__dot nothing = {0};
+    queue->dot[0] = queue->dot[1] = nothing;
+    if (next != NULL) {
+        queue->dot[0] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
+        queue->dot[1] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
+    }
+    queue->dot[2] = before != NULL ? queries_dot(state, before) : nothing;
+    queue->now = 0;
+    queue->steps = 2; /* to change over */
+    for (int i = 0; i < 3; i++) {
+        queue->at[i] = dot_start(&queue->dot[i]);
+        queue->steps += dot_steps(&queue->dot[i]);
+    }
+}
+
+static void drain_queue(const backward_state *state, const backward_task *before, backward_queue *queue)
+{
+    for (int i = queue->now; i < 3; i++) {
+        dot_finish(&queue->at[i]);
+    }
+    if (before == NULL || queue->dot[2].rows == 0 || queue->dot[2].add) {
+        return;
+    }
+    float *dqt = state->dqt + before->panel * state->pad_qk * PANEL;
+    for (int64_t i = 0; i < state->pad_qk * PANEL; i += VEC_LANES) {
         vec_store(dqt + i, vec_add(vec_load(dqt + i), vec_load(state->sums + i)));
     }
 }
 
-/* P^T and dS^T of all panels and one tile, and what they add to dQ^T.  What a product reads has been stored
- * one step before the step before: the stores are done by then. */
-static void add_panels(const backward_state *state, const backward_tile *tile)
+/* The block after `now`, NULL before the first: of its task, else of the next panel that sees any.  False if
+ * there is none. */
+static bool next_block(const backward_state *state, const backward_tile *tile, const backward_block *now,
+                       backward_task *tasks, backward_block *next)
 {
-    backward_part part = part_of(state, 0, tile), next = part;
-    make_scores(state, 0, &part);
-    for (int64_t panel = 0; panel < state->panels; panel++, part = next) {
-        if (state->weight_parts == 1) {
-            weigh_panel(1, state, &part, panel, tile->first);
-        } else {
-            weigh_panel(WEIGHT_PARTS, state, &part, panel, tile->first);
-        }
-        if (panel + 1 < state->panels) {
-            next = part_of(state, panel + 1, tile);
-            make_scores(state, panel + 1, &next);
-        }
-        if (state->gradient->dq != NULL && part.begin < part.end) {
-            add_queries(state, panel, &part);
+    const bool second = now != NULL && now->scores == state->scores;
+    int64_t panel = now == NULL ? 0 : now->task->panel + 1;
+    next->scores = state->scores + second * BLOCK * PANEL;
+    next->slopes = state->slopes + second * BLOCK * PANEL;
+    if (now != NULL && now->key + BLOCK < now->task->end) {
+        next->task = now->task;
+        next->key = now->key + BLOCK;
+        return true;
+    }
+    for (; panel < state->panels; panel++) {
+        const backward_task task = task_of(state, panel, tile);
+        if (task.begin < task.end) {
+            tasks[panel % 3] = task;
+            next->task = &tasks[panel % 3];
+            next->key = task.begin;
+            return true;
         }
     }
+    return false;
+}
+
+/* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of blocks: the tiles are
+ * one block ahead with scores and one panel behind with dQ^T.  (Panels that see keys of a tile have no gap
+ * between them, so that three tasks and two arrays of pairs in turn are enough.) */
+static void add_panels(const backward_state *state, const backward_tile *tile)
+{
+    backward_task tasks[3];
+    backward_block now, next;
+    backward_queue queue;
+    const backward_task *before = NULL;
+    bool more = next_block(state, tile, NULL, tasks, &next);
+    fill_queue(state, more ? &next : NULL, NULL, &queue);
+    drain_queue(state, NULL, &queue);
+    while (more) {
+        now = next;
+        more = next_block(state, tile, &now, tasks, &next);
+        fill_queue(state, more ? &next : NULL, before, &queue);
+        if (state->weight_parts == 1) {
+            weigh_block(1, state, &now, tile->first, &queue);
+        } else {
+            weigh_block(WEIGHT_PARTS, state, &now, tile->first, &queue);
+        }
+        drain_queue(state, before, &queue);
+        before = !more || next.task != now.task ? now.task : NULL;
+    }
+    fill_queue(state, NULL, before, &queue);
+    drain_queue(state, before, &queue);
 }
 
 /* ---- dV and dK ------------------------------------------------------------------------------------ */
@@ -472,8 +535,8 @@ static void add_products(const backward_state *state, const backward_tile *tile)
     for (int64_t key = 0; key < tile->count; key += BLOCK) {
         int64_t from = state->panels, to = 0;
         for (int64_t panel = 0; panel < state->panels; panel++) {
-            const backward_part part = part_of(state, panel, tile);
-            if (part.begin <= key && key < part.end) {
+            const backward_task task = task_of(state, panel, tile);
+            if (task.begin <= key && key < task.end) {
                 from = attn__min(from, panel);
                 to = panel + 1;
             }
