@@ -29,6 +29,7 @@ enum {
     BACK_K = 48,               /* keys of a tile, at most */
     RANGE_FLOATS = 512 * 1024, /* K, V, dK and dV of a range of keys: 2 MiB of L2 and L3 */
     BACK_FLOATS = 96 * 1024,   /* Q, dO and their transposes: 384 KiB of L2 */
+    BACK_LEAST = 3 * PANEL,    /* queries of a call that make the ends of dV's and dK's sums cheap */
 };
 
 typedef struct backward_state {
@@ -61,7 +62,8 @@ static int64_t strips_of(int64_t dim)
 static int64_t backward_tile_q(const attn__shape *shape)
 {
     int64_t most = BACK_FLOATS / (2 * (shape->dim_qk + shape->dim_v)) / PANEL * PANEL;
-    return attn__min(attn__min(most, BACK_Q), attn__ceil_div(shape->rows, PANEL) * PANEL);
+    most = attn__min(attn__max(most, BACK_LEAST), BACK_Q);
+    return attn__min(most, attn__ceil_div(shape->rows, PANEL) * PANEL);
 }
 
 /* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
