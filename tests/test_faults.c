@@ -50,7 +50,7 @@ static void test_each_allocation_fails_in_turn(void **state)
         {.size = sizeof o[0], .workers = 7, .threads = 1},
         {.size = sizeof o[0], .workers = 8, .threads = 1, .resident = 3},
         {.size = sizeof o[0], .workers = 6, .threads = 1, .quorum = ATTN_QUORUM_AUTO},
-        {.size = sizeof o[0], .memory_limit = 100000, .threads = 1},
+        {.size = sizeof o[0], .memory_limit = 100000, .threads = 1, .kernel = "flash-portable"},
         {.size = sizeof o[0], .workers = 128, .threads = 1, .quorum = ATTN_QUORUM_RECTANGULAR},
     };
     assert_int_equal(attn_problem_parse(&p, "heads=2,tokens=40,dim=8,causal"), ATTN_OK);

@@ -39,6 +39,7 @@
  *     vec_load_as vec_load_part    a vector of any dtype, whole or its first lanes
  *     vec_sums               of VEC_LANES vectors, the sum of the lanes of each
  *     vec_greatest           the greatest lane
+ *     vec_transpose          VEC_LANES vectors as a square
  */
 #include "kernel/cpu/micro.inc.h"
 
@@ -97,20 +98,47 @@ static size_t lay_out(flash_state *state, float *scratch, int64_t rows, int64_t 
     return used;
 }
 
+/* VEC_LANES dense rows into as many lanes of to[dim][PANEL], times factor. */
+static void transpose_rows(float *to, const float *rows, int64_t dim, float factor)
+{
+    const vec times = vec_set(factor);
+    for (int64_t d = 0; d < dim; d += VEC_LANES) {
+        const int width = (int)attn__min(VEC_LANES, dim - d);
+        vec a[VEC_LANES];
+        FLASH_UNROLL
+        for (int i = 0; i < VEC_LANES; i++) {
+            const float *at = rows + i * dim + d;
+            a[i] = width == VEC_LANES ? vec_load(at) : vec_load_part(at, ATTN_F32, width);
+        }
+        vec_transpose(a);
+        for (int i = 0; i < width; i++) {
+            vec_store(to + (d + i) * PANEL, vec_mul(a[i], times));
+        }
+    }
+}
+
+/* Rows first .. first + VEC_LANES of the `count` rows of an array, widened; rows that do not exist are 0. */
+static void widen_rows(float *dst, const attn__rows *rows, int64_t dim, int64_t first, int64_t count)
+{
+    for (int64_t i = first; i < first + VEC_LANES; i++, dst += dim) {
+        if (i < count) {
+            widen(dst, rows->data, i * rows->token, rows->dtype, rows->dim, dim);
+        } else {
+            memset(dst, 0, sizeof(float) * (size_t)dim);
+        }
+    }
+}
+
 /* Q^T of all panels, times scale * log2(e) so that exp2 takes the scores as they are; unused lanes are 0. */
 static void pack_queries(const flash_state *state)
 {
     const attn__block *block = state->block;
-    const float factor = (float)((double)block->scale * LOG2_E);
-    for (int64_t lane = 0; lane < state->panels * PANEL; lane++) {
-        float *to = state->qt + lane / PANEL * block->dim_qk * PANEL + lane % PANEL;
-        bool real = lane < block->count;
-        if (real) {
-            widen(state->k, block->q, lane * block->q_token, block->dtype, block->q_dim, block->dim_qk);
-        }
-        for (int64_t d = 0; d < block->dim_qk; d++) {
-            to[d * PANEL] = real ? state->k[d] * factor : 0.0f;
-        }
+    const attn__rows q = {block->q, block->dtype, block->q_token, block->q_dim};
+    const int64_t dim = block->dim_qk;
+    for (int64_t lane = 0; lane < state->panels * PANEL; lane += VEC_LANES) {
+        widen_rows(state->k, &q, dim, lane, block->count);
+        transpose_rows(state->qt + lane / PANEL * dim * PANEL + lane % PANEL, state->k, dim,
+                       (float)((double)block->scale * LOG2_E));
     }
 }
 
@@ -251,25 +279,55 @@ static void clear(const flash_state *state)
     }
 }
 
-/* o = sum of values / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
- * sum = 0, which gives o = 0 and lse = -inf. */
-static void finish_row(const attn__block *block, int64_t row, const float *values, int64_t stride, float max,
-                       float sum)
+/* lse = ln(2) * (max + log2(sum)); returns what O is to be multiplied by.  A row that saw no key has
+ * max = -inf and sum = 0, which gives lse = -inf and O = 0. */
+static float finish_row(const attn__block *block, int64_t row, float max, float sum)
 {
-    float *o = block->o + row * block->o_stride;
-    const float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-    for (int64_t d = 0; d < block->dim_v; d++) {
-        o[d] = values[d * stride] * inverse;
-    }
     block->lse[row] = (float)(((double)max + log2((double)sum)) * 0.69314718055994530942);
+    return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+/* The first `count` lanes, or all. */
+VEC_INLINE void store_part(float *to, vec a, int64_t count)
+{
+    if (count >= VEC_LANES) {
+        vec_store(to, a);
+    } else {
+        float lanes[VEC_LANES];
+        vec_store(lanes, a);
+        memcpy(to, lanes, sizeof(float) * (size_t)count);
+    }
+}
+
+/* o of VEC_LANES rows, of which `count` are real, from as many lanes of ot[dim][PANEL] */
+static void write_lanes(float *o, int64_t o_stride, const float *ot, int64_t dim, const float *factor,
+                        int64_t count)
+{
+    for (int64_t d = 0; d < dim; d += VEC_LANES) {
+        const int64_t width = attn__min(VEC_LANES, dim - d);
+        vec a[VEC_LANES];
+        for (int i = 0; i < VEC_LANES; i++) {
+            a[i] = i < width ? vec_load(ot + (d + i) * PANEL) : vec_set(0.0f);
+        }
+        vec_transpose(a);
+        for (int i = 0; i < count; i++) {
+            store_part(o + i * o_stride + d, vec_mul(a[i], vec_set(factor[i])), width);
+        }
+    }
 }
 
 static void write_rows(const flash_state *state)
 {
     const attn__block *block = state->block;
-    for (int64_t row = 0; row < block->count; row++) {
-        const float *from = state->ot + row / PANEL * block->dim_v * PANEL + row % PANEL;
-        finish_row(block, row, from, PANEL, state->max[row], state->sum[row]);
+    for (int64_t row = 0; row < block->count; row += VEC_LANES) {
+        const int64_t count = attn__min(VEC_LANES, block->count - row);
+        float factor[VEC_LANES];
+        for (int64_t i = 0; i < count; i++) {
+            factor[i] = finish_row(block, row + i, state->max[row + i], state->sum[row + i]);
+        }
+        write_lanes(block->o + row * block->o_stride, block->o_stride,
+                    state->ot + row / PANEL * block->dim_v * PANEL + row % PANEL, block->dim_v, factor,
+                    count);
     }
 }
 

@@ -29,6 +29,7 @@ enum {
     BACK_K = 48,               /* keys of a tile, at most */
     RANGE_FLOATS = 512 * 1024, /* K, V, dK and dV of a range of keys: 2 MiB of L2 and L3 */
     BACK_FLOATS = 96 * 1024,   /* Q, dO and their transposes: 384 KiB of L2 */
+    BACK_LEAST = 3 * PANEL,    /* queries of a call that make the ends of dV's and dK's sums cheap */
 };
 
 typedef struct backward_state {
@@ -61,7 +62,8 @@ static int64_t strips_of(int64_t dim)
 static int64_t backward_tile_q(const attn__shape *shape)
 {
     int64_t most = BACK_FLOATS / (2 * (shape->dim_qk + shape->dim_v)) / PANEL * PANEL;
-    return attn__min(attn__min(most, BACK_Q), attn__ceil_div(shape->rows, PANEL) * PANEL);
+    most = attn__min(attn__max(most, BACK_LEAST), BACK_Q);
+    return attn__min(most, attn__ceil_div(shape->rows, PANEL) * PANEL);
 }
 
 /* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
@@ -105,41 +107,44 @@ static void pack_strips(float *to, int64_t rows, const float *row, int64_t dim)
     }
 }
 
-/* One dense row, times factor, into lane `lane` of a transposed array. */
-static void pack_lane(float *transposed, int64_t lane, const float *row, int64_t dim, float factor)
+/* lse and delta of one lane; returns whether there is a row that weighs anything. */
+static bool pack_lane(backward_state *state, int64_t lane)
 {
-    float *to = transposed + lane / PANEL * dim * PANEL + lane % PANEL;
-    for (int64_t d = 0; d < dim; d++) {
-        to[d * PANEL] = row[d] * factor;
-    }
+    const attn__gradient *g = state->gradient;
+    const bool real = lane < g->count && g->lse[lane] != -INFINITY;
+    state->all_see = state->all_see && (real || lane >= g->count);
+    state->blind[lane] = real ? 0.0f : 1.0f;
+    state->lse[lane] = real ? (float)((double)g->lse[lane] * LOG2_E) : 0.0f;
+    state->delta[lane] = real ? g->delta[lane] : 0.0f;
+    return real;
 }
 
 /* Q, dO, lse and delta; lanes without a row, and rows with lse = -inf, are 0 and never weigh anything. */
 static void pack_rows(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
+    const attn__rows q = {g->q, g->dtype, g->q_token, g->q_dim};
+    const attn__rows dout = {g->dout, g->dtype, g->dout_token, g->dout_dim};
     const int64_t lanes = state->panels * PANEL;
     state->finite = true;
     state->all_see = true;
-    for (int64_t lane = 0; lane < lanes; lane++) {
-        const bool real = lane < g->count && g->lse[lane] != -INFINITY;
-        if (real) {
-            widen(state->k, g->q, lane * g->q_token, g->dtype, g->q_dim, g->dim_qk);
-            widen(state->v, g->dout, lane * g->dout_token, g->dtype, g->dout_dim, g->dim_v);
-            state->finite =
-                state->finite && all_finite(state->k, g->dim_qk) && all_finite(state->v, g->dim_v);
-        } else {
-            memset(state->k, 0, sizeof(float) * (size_t)g->dim_qk);
-            memset(state->v, 0, sizeof(float) * (size_t)g->dim_v);
+    for (int64_t lane = 0; lane < lanes; lane += VEC_LANES) {
+        widen_rows(state->k, &q, g->dim_qk, lane, g->count);
+        widen_rows(state->v, &dout, g->dim_v, lane, g->count);
+        for (int64_t i = 0; i < VEC_LANES; i++) {
+            float *q_row = state->k + i * g->dim_qk, *dout_row = state->v + i * g->dim_v;
+            if (!pack_lane(state, lane + i)) {
+                memset(q_row, 0, sizeof(float) * (size_t)g->dim_qk);
+                memset(dout_row, 0, sizeof(float) * (size_t)g->dim_v);
+            }
+            state->finite = state->finite && all_finite(q_row, g->dim_qk) && all_finite(dout_row, g->dim_v);
+            pack_strips(state->q + (lane + i) * PANEL, lanes, q_row, g->dim_qk);
+            pack_strips(state->dout + (lane + i) * PANEL, lanes, dout_row, g->dim_v);
         }
-        state->all_see = state->all_see && (real || lane >= g->count);
-        state->blind[lane] = real ? 0.0f : 1.0f;
-        state->lse[lane] = real ? (float)((double)g->lse[lane] * LOG2_E) : 0.0f;
-        state->delta[lane] = real ? g->delta[lane] : 0.0f;
-        pack_lane(state->qt, lane, state->k, g->dim_qk, (float)((double)g->scale * LOG2_E));
-        pack_lane(state->dt, lane, state->v, g->dim_v, 1.0f);
-        pack_strips(state->q + lane * PANEL, lanes, state->k, g->dim_qk);
-        pack_strips(state->dout + lane * PANEL, lanes, state->v, g->dim_v);
+        const int64_t panel = lane / PANEL * PANEL, at = lane % PANEL;
+        transpose_rows(state->qt + panel * g->dim_qk + at, state->k, g->dim_qk,
+                       (float)((double)g->scale * LOG2_E));
+        transpose_rows(state->dt + panel * g->dim_v + at, state->v, g->dim_v, 1.0f);
     }
 }
 

@@ -408,7 +408,11 @@ static void few_end(const few_state *state)
         for (int i = 0; i < VEC_LANES; i++) {
             sum += state->sum[row * VEC_LANES + i];
         }
-        finish_row(block, row, o, 1, state->max[row], sum);
+        const vec factor = vec_set(finish_row(block, row, state->max[row], sum));
+        for (int64_t d = 0; d < block->dim_v; d += VEC_LANES) {
+            store_part(block->o + row * block->o_stride + d, vec_mul(vec_load(o + d), factor),
+                       block->dim_v - d);
+        }
     }
 }
 

@@ -112,6 +112,25 @@ VEC_INLINE vec vec_sums(const vec *a)
     vec low = vec_add_quarters(a), high = vec_add_quarters(a + 4);
     return _mm256_add_ps(_mm256_permute2f128_ps(low, high, 0x20), _mm256_permute2f128_ps(low, high, 0x31));
 }
+/* Lane j of a[i] and lane i of a[j] change places: first within halves, then between them. */
+VEC_INLINE void vec_transpose(vec *a)
+{
+    vec b[VEC_LANES];
+    for (int i = 0; i < VEC_LANES; i += 4) {
+        __m256d t0 = _mm256_castps_pd(_mm256_unpacklo_ps(a[i], a[i + 1]));
+        __m256d t1 = _mm256_castps_pd(_mm256_unpackhi_ps(a[i], a[i + 1]));
+        __m256d t2 = _mm256_castps_pd(_mm256_unpacklo_ps(a[i + 2], a[i + 3]));
+        __m256d t3 = _mm256_castps_pd(_mm256_unpackhi_ps(a[i + 2], a[i + 3]));
+        b[i] = _mm256_castpd_ps(_mm256_unpacklo_pd(t0, t2));
+        b[i + 1] = _mm256_castpd_ps(_mm256_unpackhi_pd(t0, t2));
+        b[i + 2] = _mm256_castpd_ps(_mm256_unpacklo_pd(t1, t3));
+        b[i + 3] = _mm256_castpd_ps(_mm256_unpackhi_pd(t1, t3));
+    }
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x20);
+        a[i + 4] = _mm256_permute2f128_ps(b[i], b[i + 4], 0x31);
+    }
+}
 /* of lanes without NaN */
 VEC_INLINE float vec_greatest(vec a)
 {

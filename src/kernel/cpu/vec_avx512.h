@@ -115,6 +115,31 @@ VEC_INLINE vec vec_sums(const vec *a)
     vec high = vec_add_halves(vec_add_quarters(a + 8), vec_add_quarters(a + 12));
     return vec_add_halves(low, high);
 }
+/* Lane j of a[i] and lane i of a[j] change places: first within quarters, then between them. */
+VEC_INLINE void vec_transpose(vec *a)
+{
+    vec b[VEC_LANES];
+    for (int i = 0; i < VEC_LANES; i += 4) {
+        __m512d t0 = _mm512_castps_pd(_mm512_unpacklo_ps(a[i], a[i + 1]));
+        __m512d t1 = _mm512_castps_pd(_mm512_unpackhi_ps(a[i], a[i + 1]));
+        __m512d t2 = _mm512_castps_pd(_mm512_unpacklo_ps(a[i + 2], a[i + 3]));
+        __m512d t3 = _mm512_castps_pd(_mm512_unpackhi_ps(a[i + 2], a[i + 3]));
+        b[i] = _mm512_castpd_ps(_mm512_unpacklo_pd(t0, t2));
+        b[i + 1] = _mm512_castpd_ps(_mm512_unpackhi_pd(t0, t2));
+        b[i + 2] = _mm512_castpd_ps(_mm512_unpacklo_pd(t1, t3));
+        b[i + 3] = _mm512_castpd_ps(_mm512_unpackhi_pd(t1, t3));
+    }
+    for (int i = 0; i < 4; i++) {
+        vec even0 = _mm512_shuffle_f32x4(b[i], b[i + 4], 0x88),
+            odd0 = _mm512_shuffle_f32x4(b[i], b[i + 4], 0xdd);
+        vec even1 = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0x88),
+            odd1 = _mm512_shuffle_f32x4(b[i + 8], b[i + 12], 0xdd);
+        a[i] = _mm512_shuffle_f32x4(even0, even1, 0x88);
+        a[i + 4] = _mm512_shuffle_f32x4(odd0, odd1, 0x88);
+        a[i + 8] = _mm512_shuffle_f32x4(even0, even1, 0xdd);
+        a[i + 12] = _mm512_shuffle_f32x4(odd0, odd1, 0xdd);
+    }
+}
 /* of lanes without NaN */
 VEC_INLINE float vec_greatest(vec a)
 {

@@ -98,6 +98,17 @@ VEC_INLINE float vec_greatest(vec a)
     return vmaxvq_f32(a);
 }
 
+/* a[i][j] becomes a[j][i] */
+VEC_INLINE void vec_transpose(vec *a)
+{
+    const float32x4_t low01 = vtrn1q_f32(a[0], a[1]), high01 = vtrn2q_f32(a[0], a[1]);
+    const float32x4_t low23 = vtrn1q_f32(a[2], a[3]), high23 = vtrn2q_f32(a[2], a[3]);
+    a[0] = vcombine_f32(vget_low_f32(low01), vget_low_f32(low23));
+    a[1] = vcombine_f32(vget_low_f32(high01), vget_low_f32(high23));
+    a[2] = vcombine_f32(vget_high_f32(low01), vget_high_f32(low23));
+    a[3] = vcombine_f32(vget_high_f32(high01), vget_high_f32(high23));
+}
+
 /* n elements, dense, to fp32 */
 VEC_INLINE void vec_widen(float *dst, const uint16_t *src, bool bf16, int64_t n)
 {

@@ -159,6 +159,18 @@ VEC_INLINE vec vec_sums(const vec *a)
     }
     return vec_load(sums);
 }
+/* Lane j of a[i] and lane i of a[j] change places. */
+VEC_INLINE void vec_transpose(vec *a)
+{
+    float from[VEC_LANES * VEC_LANES], to[VEC_LANES * VEC_LANES];
+    memcpy(from, a, sizeof from);
+    for (int i = 0; i < VEC_LANES; i++) {
+        for (int j = 0; j < VEC_LANES; j++) {
+            to[j * VEC_LANES + i] = from[i * VEC_LANES + j];
+        }
+    }
+    memcpy(a, to, sizeof to);
+}
 /* of lanes without NaN */
 VEC_INLINE float vec_greatest(vec a)
 {
