@@ -137,6 +137,18 @@ double check_bound_dv(const check_slope *s)
     return s->dout * s->column * (weight_bound(s) + sum) + before_bound(s, s->rows);
 }
 
+double check_half_unit(attn_dtype dtype, double x)
+{
+    switch (dtype) {
+    case ATTN_F16:
+        return fmax(0x1p-11 * fabs(x), 0x1p-25); /* 11 bits; subnormals lie 2^-24 apart */
+    case ATTN_BF16:
+        return 0x1p-8 * fabs(x);
+    default:
+        return 0;
+    }
+}
+
 check_bound check_bound_normal(const attn_problem *problem)
 {
     /* q.k has deviation sqrt(d); 6 of these, or the product of two extreme normals where d is small. */

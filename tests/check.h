@@ -85,6 +85,9 @@ double check_bound_dq(const check_slope *slope);
 double check_bound_dk(const check_slope *slope);
 double check_bound_dv(const check_slope *slope);
 
+/* The error of storing x in dtype, beyond fp32: half a unit in the last place of fp16 or bf16, 0 for fp32. */
+double check_half_unit(attn_dtype dtype, double x);
+
 /* One row of a gradient against fp64, NaN and inf as below; `what` and `row` name it. */
 void check_gradient(const char *what, int64_t row, int64_t dim, const float *x, const double *want,
                     double tolerance);

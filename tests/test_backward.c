@@ -1,0 +1,406 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_backward.c - gradients of whole problems against the fp64 reference over random shapes, dtypes,
+ * layouts and kernels; the same bits whatever the number of threads and whether sequences come together or
+ * alone; the reference against differences of the forward; everything that can fail.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backward_case.h"
+#include "engine/engine.h"
+#include "engine_case.h"
+#include "gradient_case.h"
+
+static void describe(char *text, size_t capacity, const backward_case *c, const attn_options *o)
+{
+    char problem[512];
+    attn_problem_print(&c->problem, problem, sizeof problem);
+    snprintf(text, capacity, "%s threads=%d kernel=%s varlen=%d accumulate=%d delta=%d", problem, o->threads,
+             o->kernel == NULL ? "" : o->kernel, c->cu_q != NULL, c->accumulate, c->give_delta);
+}
+
+static void test_gradients_are_the_reference(void **state)
+{
+    (void)state;
+    const attn__kernel *const *kernels = gradient_rows();
+    int64_t kernel_count = 0;
+    while (kernels[kernel_count] != NULL) {
+        kernel_count++;
+    }
+    for (uint64_t i = 0; i < 150; i++) {
+        uint64_t seed = 5000 + i;
+        char what[1024];
+        backward_case c = backward_case_random(&seed, i % 10 == 0 ? 300 : 70);
+        attn_options o = {.size = sizeof o, .threads = 1 + (int)case_random(&seed, 3)};
+        if (case_random(&seed, 2) == 0) {
+            o.kernel = kernels[case_random(&seed, kernel_count)]->name;
+        }
+        backward_case_open(&c, seed);
+        describe(what, sizeof what, &c, &o);
+        if (backward_case_run(&c, &o) != ATTN_OK) {
+            fail_msg("%s: %s", what, attn_last_error());
+        }
+        backward_case_compare(&c, what);
+        backward_case_close(&c);
+    }
+}
+
+/* ---- bits ---- */
+
+/* A case with several ranges of keys. */
+static backward_case long_case(const char *text, int unequal, int accumulate)
+{
+    backward_case c = {.accumulate = accumulate};
+    assert_int_equal(attn_problem_parse(&c.problem, text), ATTN_OK);
+    if (unequal) {
+        static const int64_t q[] = {0, 300, 300, 800, 801}, kv[] = {0, 500, 900, 1900, 1900};
+        c.problem.batch = 4;
+        c.cu_q = malloc(sizeof q);
+        c.cu_kv = malloc(sizeof kv);
+        assert_true(c.cu_q != NULL && c.cu_kv != NULL);
+        memcpy(c.cu_q, q, sizeof q);
+        memcpy(c.cu_kv, kv, sizeof kv);
+    }
+    return c;
+}
+
+static void test_bits_repeat(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {
+        "heads=2,kv_heads=1,tokens=500,kv_tokens=1000,dim=8,causal",
+        "heads=2,tokens=500,kv_tokens=1000,dim=12,dim_v=5,window=400:100,dtype=bf16,out=bf16",
+        "heads=1,tokens=1000,kv_tokens=1000,dim=16",
+        "heads=1,tokens=1000,kv_tokens=500,dim=8,causal,dtype=f16",
+    };
+    static const int threads[] = {1, 2, 3, 5};
+    for (int i = 0; i < 8; i++) {
+        backward_case c = long_case(problems[i % 4], i / 4 && i % 4 != 3, i % 2);
+        char *dq = NULL, *dk = NULL, *dv = NULL;
+        backward_case_open(&c, (uint64_t)i);
+        for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
+            attn_options o = {.size = sizeof o, .threads = threads[t]};
+            assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
+            if (t == 0) {
+                backward_case_compare(&c, problems[i % 4]);
+                case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
+            }
+            assert_memory_equal(c.dq.buffer.data, dq, c.dq.buffer.bytes);
+            assert_memory_equal(c.dk.buffer.data, dk, c.dk.buffer.bytes);
+            assert_memory_equal(c.dv.buffer.data, dv, c.dv.buffer.bytes);
+        }
+        free(dq), free(dk), free(dv);
+        backward_case_close(&c);
+    }
+}
+
+static void run_alone(backward_case *c, const case_piece *s, const attn_options *options)
+{
+    attn_gradients io = backward_case_io(c);
+    attn_problem p = c->problem;
+    if (s->q_count == 0 || s->kv_count == 0) {
+        return;
+    }
+    p.batch = 1, p.tokens_q = s->q_count, p.tokens_kv = s->kv_count;
+    io.cu_seqlens_q = io.cu_seqlens_kv = NULL;
+    attn_tensor *of_q[] = {&io.q, &io.o, &io.lse, &io.delta, &io.dout, &io.dq};
+    const case_tensor *from_q[] = {&c->q, &c->o, &c->lse, &c->delta, &c->dout, &c->dq};
+    attn_tensor *of_kv[] = {&io.k, &io.v, &io.dk, &io.dv};
+    const case_tensor *from_kv[] = {&c->k, &c->v, &c->dk, &c->dv};
+    for (int i = 0; i < 6; i++) {
+        *of_q[i] = of_q[i]->data == NULL ? *of_q[i] : case_tensor_cut(from_q[i], s->q_first);
+    }
+    for (int i = 0; i < 4; i++) {
+        *of_kv[i] = of_kv[i]->data == NULL ? *of_kv[i] : case_tensor_cut(from_kv[i], s->kv_first);
+    }
+    assert_int_equal(attn_backward(&p, &io, options), ATTN_OK);
+}
+
+/* Sequences one at a time write the same bits in the same places as all together. */
+static void test_sequences_alone(void **state)
+{
+    (void)state;
+    int compared = 0;
+    for (uint64_t i = 0; i < 150; i++) {
+        uint64_t seed = 9000 + i;
+        backward_case c = backward_case_random(&seed, 90);
+        char *dq = NULL, *dk = NULL, *dv = NULL;
+        attn_options o = {.size = sizeof o, .threads = 2};
+        c.accumulate = 0;
+        backward_case_open(&c, seed);
+        assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
+        case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
+        o.backward = 1;
+        o.kernel = case_kernel(&c.problem, &o);
+        for (int64_t b = 0; c.cu_q != NULL && b < c.problem.batch; b++) {
+            case_piece s = case_piece_of(&c.problem, c.cu_q, c.cu_kv, b);
+            run_alone(&c, &s, &o);
+            compared++;
+        }
+        assert_memory_equal(c.dq.buffer.data, dq, c.dq.buffer.bytes);
+        assert_memory_equal(c.dk.buffer.data, dk, c.dk.buffer.bytes);
+        assert_memory_equal(c.dv.buffer.data, dv, c.dv.buffer.bytes);
+        free(dq), free(dk), free(dv);
+        backward_case_close(&c);
+    }
+    assert_true(compared > 50);
+}
+
+/* ---- the reference ---- */
+
+/* sum of o * dO in fp64 */
+static double loss(const backward_case *c)
+{
+    const attn_problem *p = &c->problem;
+    enum { ROWS = 16, DIM = 16 };
+    double o[ROWS * DIM], lse[ROWS], sum = 0;
+    int64_t rows[ROWS];
+    attn_io io = ATTN_INIT(attn_io);
+    io.q = c->q.t, io.k = c->k.t, io.v = c->v.t;
+    for (int64_t i = 0; i < p->tokens_q; i++) {
+        rows[i] = i;
+    }
+    for (int64_t h = 0; h < p->heads_q; h++) {
+        assert_int_equal(attn_reference(p, &io, 0, h, rows, p->tokens_q, o, lse), ATTN_OK);
+        for (int64_t i = 0; i < p->tokens_q * p->dim_v; i++) {
+            sum += o[i] * case_tensor_get(&c->dout, 0, h, i / p->dim_v, i % p->dim_v);
+        }
+    }
+    return sum;
+}
+
+/* (L(x + h) - L(x - h)) / 2h is off by about h^2 times the third derivative; the step is what fp32 makes of
+ * it. */
+static void check_differences(const backward_case *c, case_tensor *x, const double *slope)
+{
+    const double h = 0x1p-10;
+    for (int64_t i = 0; i < x->size[1] * x->size[2] * x->size[3]; i++) {
+        int64_t d = i % x->size[3], token = i / x->size[3] % x->size[2], head = i / x->size[3] / x->size[2];
+        const double old = case_tensor_get(x, 0, head, token, d);
+        case_tensor_set(x, 0, head, token, d, old + h);
+        double step = case_tensor_get(x, 0, head, token, d), above = loss(c);
+        case_tensor_set(x, 0, head, token, d, old - h);
+        step -= case_tensor_get(x, 0, head, token, d);
+        double below = loss(c);
+        case_tensor_set(x, 0, head, token, d, old);
+        assert_true(fabs((above - below) / step - slope[i]) <= 100.0 * h * h);
+    }
+}
+
+static void test_reference_is_the_slope_of_the_forward(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {
+        "heads=2,kv_heads=1,tokens=7,kv_tokens=9,dim=5,dim_v=6",
+        "heads=2,tokens=9,kv_tokens=6,dim=4,causal",
+        "heads=1,tokens=8,dim=5,window=2:1,scale=0.9",
+    };
+    for (uint64_t i = 0; i < 3; i++) {
+        backward_case c = {.problem = ATTN_INIT(attn_problem)};
+        assert_int_equal(attn_problem_parse(&c.problem, problems[i]), ATTN_OK);
+        backward_case_open(&c, i + 70);
+        check_differences(&c, &c.q, c.want_dq);
+        check_differences(&c, &c.k, c.want_dk);
+        check_differences(&c, &c.v, c.want_dv);
+        backward_case_close(&c);
+    }
+}
+
+/* ---- failures ---- */
+
+static backward_case small_case(uint64_t seed)
+{
+    backward_case c = {.accumulate = 0};
+    assert_int_equal(attn_problem_parse(&c.problem, "heads=2,tokens=40,dim=8,causal"), ATTN_OK);
+    backward_case_open(&c, seed);
+    return c;
+}
+
+static void test_each_allocation_fails_in_turn(void **state)
+{
+    (void)state;
+    backward_case c = small_case(1);
+    attn_gradients io = backward_case_io(&c);
+    int64_t failures[2] = {0}, row = 3;
+    double dq[8], dk[8], dv[8];
+    size_t before = attn__memory_now();
+    for (int way = 0; way < 2; way++) {
+        for (;; failures[way]++) {
+            attn__memory_fail_after(failures[way]);
+            attn_status status =
+                way == 0 ? attn_backward(&c.problem, &io, NULL)
+                         : attn_reference_backward(&c.problem, &io, 0, 0, &row, 1, dq, &row, 1, dk, dv);
+            attn__memory_fail_after(-1);
+            assert_int_equal(attn__memory_now(), before);
+            if (status == ATTN_OK) {
+                break;
+            }
+            assert_int_equal(status, ATTN_ENOMEM);
+            assert_true(attn_last_error()[0] != '\0');
+        }
+        assert_true(failures[way] >= 5);
+    }
+    backward_case_compare(&c, "after the failures");
+    backward_case_close(&c);
+}
+
+typedef struct patience {
+    int left;
+    int64_t cells;
+} patience;
+
+static int stop_after(void *data, const attn_event *event)
+{
+    patience *p = data;
+    assert_int_equal(event->step, ATTN_STEP_COMPUTE);
+    p->cells += event->cells;
+    return p->left-- <= 0;
+}
+
+static void test_cancel_at_each_event(void **state)
+{
+    (void)state;
+    backward_case c = long_case("heads=2,tokens=300,kv_tokens=1200,dim=8,causal", 0, 0);
+    backward_case_open(&c, 4);
+    for (int after = 0;; after++) {
+        patience p = {.left = after};
+        attn_options o = {.size = sizeof o, .threads = 3, .event = stop_after, .event_data = &p};
+        attn_status status = backward_case_run(&c, &o);
+        if (status == ATTN_OK) {
+            assert_true(after >= 6);
+            attn__band band = attn__problem_band(&c.problem);
+            assert_int_equal(p.cells, attn__band_cells(band, 0, 300, 0, 1200));
+            break;
+        }
+        assert_int_equal(status, ATTN_ECANCELED);
+    }
+    backward_case_compare(&c, "after the cancels");
+    backward_case_close(&c);
+}
+
+static void refuse(const attn_problem *p, const attn_gradients *io, const attn_options *o, attn_status want,
+                   const char *words)
+{
+    assert_int_equal(attn_backward(p, io, o), want);
+    if (strstr(attn_last_error(), words) == NULL) {
+        fail_msg("'%s' does not say '%s'", attn_last_error(), words);
+    }
+}
+
+static void test_bad_arguments(void **state)
+{
+    (void)state;
+    backward_case c = small_case(2);
+    const attn_gradients good = backward_case_io(&c);
+    const attn_options plain = ATTN_INIT(attn_options);
+    attn_gradients io;
+    attn_options o;
+    refuse(&c.problem, NULL, NULL, ATTN_EINVAL, "size");
+    refuse(&c.problem, (io = good, io.size = 8, &io), NULL, ATTN_EINVAL, "size");
+    refuse(&c.problem, (io = good, io.dout.data = NULL, &io), NULL, ATTN_EINVAL, "dout");
+    refuse(&c.problem, (io = good, io.lse.data = NULL, &io), NULL, ATTN_EINVAL, "lse");
+    refuse(&c.problem, (io = good, io.o.data = NULL, &io), NULL, ATTN_EINVAL, "delta");
+    refuse(NULL, &good, NULL, ATTN_EINVAL, "problem");
+    refuse(&c.problem, &good, (o = plain, o.workers = 2, &o), ATTN_EUNSUPPORTED, "workers");
+    refuse(&c.problem, &good, (o = plain, o.spool = "folder", &o), ATTN_EUNSUPPORTED, "spool");
+    refuse(&c.problem, &good, (o = plain, o.memory_limit = 100, &o), ATTN_ELIMIT, "limit");
+    refuse(&c.problem, &good, (o = plain, o.kernel = "naive", &o), ATTN_EUNSUPPORTED, "gradients");
+
+    static const int64_t bad_begin[] = {1, 40}, falls[] = {0, -1}, too_long[] = {0, 41}, fine[] = {0, 40};
+    io = good, io.cu_seqlens_q = io.cu_seqlens_kv = fine;
+    assert_int_equal(attn_backward(&c.problem, &io, NULL), ATTN_OK);
+    refuse(&c.problem, (io.cu_seqlens_kv = NULL, &io), NULL, ATTN_EINVAL, "neither");
+    refuse(&c.problem, (io.cu_seqlens_kv = bad_begin, &io), NULL, ATTN_EINVAL, "begin");
+    refuse(&c.problem, (io.cu_seqlens_kv = falls, &io), NULL, ATTN_EINVAL, "less");
+    refuse(&c.problem, (io.cu_seqlens_kv = too_long, &io), NULL, ATTN_EINVAL, "at most 40");
+
+    attn_plan *plan;
+    attn_io forward = ATTN_INIT(attn_io);
+    forward.q = c.q.t, forward.k = c.k.t, forward.v = c.v.t, forward.o = c.o.t;
+    char workspace[1];
+    assert_int_equal(attn_plan_create(&plan, &c.problem, (o = plain, o.backward = 1, &o)), ATTN_OK);
+    assert_int_equal(attn_execute(plan, &forward, workspace), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "attn_execute_backward"));
+    assert_int_equal(attn_execute_backward(plan, &good, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_execute_backward(NULL, &good, workspace), ATTN_EINVAL);
+    attn_plan_destroy(plan);
+    assert_int_equal(attn_plan_create(&plan, &c.problem, &plain), ATTN_OK);
+    assert_int_equal(attn_execute_backward(plan, &good, workspace), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "options.backward"));
+    attn_plan_destroy(plan);
+    backward_case_close(&c);
+}
+
+static void test_bad_arguments_of_the_reference(void **state)
+{
+    (void)state;
+    backward_case c = small_case(3);
+    const attn_gradients io = backward_case_io(&c);
+    int64_t row = 40;
+    double dq[8], dk[8], dv[8];
+    const attn_problem *p = &c.problem;
+    assert_int_equal(attn_reference_backward(p, &io, 0, 0, &row, 1, dq, NULL, 0, NULL, NULL), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "40"));
+    assert_int_equal(attn_reference_backward(p, &io, 0, 0, NULL, 0, NULL, &row, 1, dk, dv), ATTN_EINVAL);
+    row = 39;
+    assert_int_equal(attn_reference_backward(p, &io, 0, 0, &row, 1, NULL, NULL, 0, NULL, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_reference_backward(p, &io, 0, 0, NULL, 0, NULL, &row, 1, dk, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_reference_backward(p, &io, 1, 0, &row, 1, dq, NULL, 0, NULL, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_reference_backward(p, &io, 0, 2, &row, 1, dq, NULL, 0, NULL, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_reference_backward(NULL, &io, 0, 0, &row, 1, dq, NULL, 0, NULL, NULL), ATTN_EINVAL);
+    assert_int_equal(attn_reference_backward(p, &io, 0, 0, &row, 1, dq, &row, 1, dk, dv), ATTN_OK);
+    backward_case_close(&c);
+}
+
+/* What a plan for gradients says of itself. */
+static void test_summary(void **state)
+{
+    (void)state;
+    attn_problem p;
+    attn_plan *plan;
+    attn_summary s = ATTN_INIT(attn_summary);
+    attn_options o = {.size = sizeof o, .backward = 1, .threads = 3};
+    assert_int_equal(attn_problem_parse(&p, "heads=2,tokens=3000,dim=64,causal,dtype=bf16,out=bf16"),
+                     ATTN_OK);
+    assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_OK);
+    assert_int_equal(attn_plan_summary(plan, &s), ATTN_OK);
+    assert_int_equal(s.workers, 1);
+    assert_int_equal(s.threads, 3);
+    assert_int_equal(s.workspace, (int64_t)attn_plan_workspace(plan));
+    assert_int_equal(s.workspace_gather, 0);
+    assert_true(s.workspace_partial >= 2 * 3000 * (64 + 2) * 4); /* dq in fp32, lse, delta */
+    assert_true(s.workspace_kernel > 0 && s.workspace_kernel + s.workspace_partial < s.workspace);
+    attn_verdict v = ATTN_INIT(attn_verdict);
+    int refusals = 0;
+    for (int64_t i = 0; attn_kernel_verdict(plan, i, &v) == ATTN_OK; i++) {
+        refusals += v.reason != NULL && strstr(v.reason, "gradients") != NULL;
+        assert_true(!v.chosen || strcmp(v.name, s.kernel) == 0);
+    }
+    assert_true(refusals >= 1);
+    attn_plan_destroy(plan);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_gradients_are_the_reference),
+        cmocka_unit_test(test_bits_repeat),
+        cmocka_unit_test(test_sequences_alone),
+        cmocka_unit_test(test_reference_is_the_slope_of_the_forward),
+        cmocka_unit_test(test_each_allocation_fails_in_turn),
+        cmocka_unit_test(test_cancel_at_each_event),
+        cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_bad_arguments_of_the_reference),
+        cmocka_unit_test(test_summary),
+    };
+    return cmocka_run_group_tests_name("backward", tests, NULL, NULL);
+}
