@@ -15,6 +15,7 @@ from ._errors import InvalidArgument
 from ._types import Dtype, Tensor
 
 BYTES = {Dtype.F32: 4, Dtype.F16: 2, Dtype.BF16: 2}
+NUMPY_DTYPES = {np.dtype(np.float32): Dtype.F32, np.dtype(np.float16): Dtype.F16}
 NAMES = {"float32": Dtype.F32, "float16": Dtype.F16, "bfloat16": Dtype.BF16}
 
 
@@ -72,9 +73,11 @@ def wrong_dtype(name: str, dtype: str) -> TypeError:
 def view_numpy(name: str, array: np.ndarray) -> View:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask would be ignored: give {name}.filled(...)")
-    dtype = NAMES.get(array.dtype.name)
-    if dtype is None or not array.dtype.isnative:
-        raise wrong_dtype(name, str(array.dtype))
+    dtype = NUMPY_DTYPES.get(array.dtype)
+    if dtype is None:
+        if array.dtype.name != "bfloat16" or not array.dtype.isnative:
+            raise wrong_dtype(name, str(array.dtype))
+        dtype = Dtype.BF16 # of ml_dtypes
     size = BYTES[dtype]
     if any(stride % size for stride in array.strides) or not array.flags.aligned:
         raise InvalidArgument(

@@ -14,7 +14,7 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 import numpy as np
 
 from ._attention import options_of
-from ._errors import InvalidArgument
+from ._errors import InvalidArgument, OutOfMemory
 from ._library import LIBRARY, call, failure, last_error
 from ._problem import Inputs, Window
 from . import _types
@@ -196,30 +196,44 @@ class Plan:
         """The kernel table, judged for this problem."""
         return list(verdicts(self._handle))
 
-    def _execute(self, io: Io, watch: Watch) -> None:
+    def _execute(self, io: Io, watch: Watch, *keep: Any) -> None:
+        """`keep` is what must live as long as the library computes."""
         workspace = np.empty(max(1, self.workspace), np.uint8)
         outcome: List[Tuple[int, str]] = []
         ended = threading.Event()
 
-        def work() -> None: # the error text is this thread's
+        def work(*_keep: Any) -> None: # the error text is this thread's
             status = LIBRARY.attn_execute(self._handle, ctypes.byref(io), workspace.ctypes.data)
             outcome.append((status, "" if status == 0 else last_error()))
             ended.set()
 
-        threading.Thread(target=work, name="attn.run").start()
-        interrupted: Optional[BaseException] = None
-        while not ended.is_set():
+        try:
             try:
-                ended.wait() # not Thread.join(), which an interrupt can leave too early (CPython issue 90882)
-            except BaseException as error: # an interrupt: the buffers must not go before the run has ended
-                watch.stop, interrupted = True, error
-        status, text = outcome[0]
+                threading.Thread(target=work, args=keep, name="attn.run").start()
+            except RuntimeError as error:
+                ended.set()
+                raise OutOfMemory(f"no thread for the run: {error}") from error
+            ended.wait() # not Thread.join(), which an interrupt can leave too early (CPython issue 90882)
+        except BaseException: # an interrupt: the caller's arrays are his again only when the run has ended
+            watch.stop = True
+            wait_out(ended)
+            raise
         for warning in watch.warnings:
             warnings.warn(warning, RuntimeWarning, stacklevel=3)
-        if interrupted is not None or watch.raised is not None:
-            raise interrupted or watch.raised # type: ignore[misc]
+        if watch.raised is not None:
+            raise watch.raised
+        status, text = outcome[0]
         if status != Status.OK:
             raise failure(status, text)
+
+
+def wait_out(ended: threading.Event) -> None:
+    """Waits whatever happens: one more interrupt cannot stop sooner what is stopping."""
+    while not ended.is_set():
+        try:
+            ended.wait()
+        except BaseException:
+            pass
 
 
 def quorum_options(workers: Optional[int], resident: Optional[int], memory_limit: Optional[int], quorum: str,
@@ -319,5 +333,5 @@ def run(q: Any,
         options.spool, options.spool_key = str(spool).encode(), spool_key.encode()
     made = Plan(inputs.problem, options)
     begin = time.perf_counter()
-    made._execute(io, watch)
+    made._execute(io, watch, inputs, out, lse)
     return Result(out, lse, {**made.summary, "seconds": time.perf_counter() - begin})

@@ -11,7 +11,8 @@ sys.path[:0] = [str(HERE), str(HERE.parent)]
 
 import attn # noqa: E402
 
-hypothesis.settings.register_profile("attn", deadline=None, max_examples=40, print_blob=True)
+hypothesis.settings.register_profile("attn", deadline=None, max_examples=40, database=None,
+                                      print_blob=True)
 hypothesis.settings.load_profile("attn")
 
 

@@ -19,6 +19,9 @@ class DLManagedTensor(ctypes.Structure):
     _fields_ = [("tensor", _arrays.DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
 
 
+EXPORTERS = [] # a capsule in a cycle of garbage must not outlive what it points to
+
+
 class Exporter:
     """An array that can be had by DLPack only, as an exporter of this kind would give it."""
 
@@ -28,6 +31,7 @@ class Exporter:
         self.device, self.poisoned = device, poisoned
         self.code, self.dense, self.name, self.deleted = code, dense, name, 0
         self.destructor = Destructor(self.delete)
+        EXPORTERS.append(self)
 
     def delete(self, _capsule):
         """From now on the memory may be anything."""

@@ -117,6 +117,22 @@ def test_scaled_dot_product_attention():
         assert torch.allclose(a, b, atol=1e-5)
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_gradients_of_short_dtypes(dtype):
+    """At most twice as far from fp64 as PyTorch's own in the same dtype."""
+    sdpa = getattr(torch.nn.functional, "scaled_dot_product_attention", None)
+    if sdpa is None:
+        pytest.skip("this PyTorch has no scaled_dot_product_attention")
+    q, k, v, dout = tensors((2, 3, 130, 48), dtype, count=4)
+    leaves = [x.requires_grad_() for x in (q, k, v)]
+    _, wanted = autograd(q, k, v, dout, True, None, None)
+    ours = torch.autograd.grad(attn.torch.attention(*leaves, causal=True), leaves, dout)
+    peer = torch.autograd.grad(sdpa(*leaves, is_causal=True), leaves, dout)
+    for a, b, want in zip(ours, peer, wanted):
+        assert a.dtype == dtype
+        assert (a.double() - want).norm() <= 2 * (b.double() - want).norm()
+
+
 def test_broadcast_and_partial_gradients(monkeypatch):
     q, k, v = tensors((2, 3, 17, 8))
     k.requires_grad_()
