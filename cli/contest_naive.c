@@ -329,6 +329,11 @@ static attn_status load(naive *s)
     if (library == NULL) {
         return attn_fail(ATTN_EUNSUPPORTED, "OpenBLAS cannot be loaded: install libopenblas0");
     }
+    void (*set_threads)(int) = NULL;
+    find(library, "openblas_set_num_threads", &set_threads); /* for builds that listen to OpenMP's number */
+    if (set_threads != NULL) {
+        set_threads(1);
+    }
     find(library, "cblas_sgemm", &s->sgemm);
     find(library, "openblas_get_corename", &core);
     snprintf(s->isa, sizeof s->isa, "%s", core != NULL ? core() : "?");
