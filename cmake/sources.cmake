@@ -40,6 +40,7 @@ set(ATTN_ENGINE
     src/engine/backward.c
     src/engine/direct.c
     src/engine/execute.c
+    src/engine/few.c
     src/engine/inspect.c
     src/engine/io.c
     src/engine/peak.c

@@ -8,26 +8,7 @@
 #ifndef ATTN_TESTS_BACKWARD_CASE_H
 #define ATTN_TESTS_BACKWARD_CASE_H
 
-#include "check.h"
-
-/* A tensor between guard pages; elements that its strides leave out are poison. */
-typedef struct case_tensor {
-    check_buffer buffer;
-    attn_tensor t;     /* strides may be all zero, as a user gives them */
-    int64_t stride[4]; /* what they mean */
-    int64_t size[4];   /* batch, heads, tokens, dim */
-    attn_dtype dtype;
-    double most, norm; /* largest element, largest row; by case_tensor_fill() */
-} case_tensor;
-
-/* A random layout, poisoned. */
-void case_tensor_open(case_tensor *x, attn_dtype dtype, int64_t batch, int64_t heads, int64_t tokens,
-                      int64_t dim, uint64_t *seed);
-void case_tensor_close(case_tensor *x);
-/* Normal random numbers. */
-void case_tensor_fill(case_tensor *x, uint64_t *seed);
-double case_tensor_get(const case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d);
-void case_tensor_set(case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d, double value);
+#include "sequence_case.h"
 
 typedef struct backward_case {
     /* set these, then backward_case_open() */
@@ -47,12 +28,6 @@ backward_case backward_case_random(uint64_t *seed, int64_t most_tokens);
 /* Random inputs, o and lse from the fp64 forward, and the answer. */
 void backward_case_open(backward_case *c, uint64_t seed);
 void backward_case_close(backward_case *c);
-
-/* Tokens of sequence b: its first in the tensors and how many; its batch in the tensors. */
-typedef struct case_piece {
-    int64_t batch, q_first, q_count, kv_first, kv_count;
-} case_piece;
-case_piece backward_case_piece(const backward_case *c, int64_t b);
 
 attn_gradients backward_case_io(const backward_case *c);
 /* Outputs become what they were at first; then plan, poisoned workspace of exactly its size, execute. */

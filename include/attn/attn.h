@@ -84,12 +84,16 @@ typedef enum attn_status {
 /* Short fixed text of a status; never NULL. */
 ATTN_API const char *attn_strerror(attn_status status);
 
-/* What went wrong in this thread's last failed call and what to do about it; "" if nothing did.  Valid until
- * this thread's next call into the library. */
+/*
+ * What went wrong in this thread's last failed call and what to do about it; "" if nothing did.
+ * Valid until this thread's next call into the library.
+ */
 ATTN_API const char *attn_last_error(void);
 
-/* For callbacks (attn_source, attn_sink): sets this thread's error text and returns `status`, so that a
- * failure inside a callback reaches the caller of attn_execute() with its own words. */
+/*
+ * For callbacks (attn_source, attn_sink): sets this thread's error text and returns `status`, so that
+ * a failure inside a callback reaches the caller of attn_execute() with its own words.
+ */
 ATTN_API attn_status attn_fail(attn_status status, const char *text);
 
 /* "major.minor.patch" of the library that is running. */
@@ -152,7 +156,7 @@ ATTN_API size_t attn_problem_print(const attn_problem *problem, char *text, size
 /* Fills in the defaults above and checks every field. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_problem_check(attn_problem *problem);
 
-/* Forward FLOPs by the field's convention: 2 * visible cells * (dim_qk + dim_v) * batch * heads_q. */
+/* Forward FLOPs by the field's convention: 2*batch*heads_q*visible cells*(dim_qk + dim_v). */
 ATTN_API double attn_problem_flops(const attn_problem *problem);
 
 /* ---- tensors, sources and sinks ------------------------------------------------------------------ */
@@ -195,11 +199,12 @@ typedef struct attn_sink {
 
 /*
  * Batches of sequences of unequal length ("varlen") lie one after another in tensors without padding:
- * sequence b is the tokens cu_seqlens[b] .. cu_seqlens[b + 1], cumulative lengths that begin at 0 and never
- * fall, batch + 1 of them, the caller's.  problem.tokens_q and tokens_kv are then the longest that may come,
- * and each sequence has its own shift (its keys - its queries).  The batch stride of every tensor is ignored;
- * all strides zero means contiguous [heads, cu_seqlens[batch], dim].  An empty sequence is legal.  Both
- * lists, or neither.  Only tensors in memory, W = 1 and no spool.
+ * sequence b is the tokens cu_seqlens[b] .. cu_seqlens[b + 1] - 1; the list, the caller's, has batch + 1
+ * numbers, begins at 0 and never falls.  problem.tokens_q and tokens_kv are then the longest that may come,
+ * each sequence has its own shift (its keys - its queries), and may be empty.  Batch strides are ignored; all
+ * strides zero means contiguous [heads, cu_seqlens[batch], dim].  Both lists, or neither; only tensors in
+ * memory (options.in_memory), W = 1 and no spool.  A sequence's bits are those that the same kernel gives it
+ * alone.
  */
 typedef struct attn_io {
     size_t size;         /* sizeof(attn_io) */
@@ -259,13 +264,12 @@ typedef struct attn_event {
     int64_t rank;      /* the worker; -1 for the Tiler */
     int64_t group;     /* the query group, or -1 */
     double begin, end; /* seconds of the monotonic clock */
-    int64_t cells;     /* per (batch, head): cells computed or, on RESUME, taken over from the spool */
+    int64_t cells;     /* per (batch, head), on average: computed or, on RESUME, taken over from the spool */
     int64_t bytes;     /* moved, read or written */
     const char *text;  /* a warning for the user, or NULL; valid during the call */
 } attn_event;
 
-/* Return 0 to go on; anything else stops the execute with ATTN_ECANCELED.  Never called by two threads at
- * once. */
+/* Return 0 to go on; else the execute stops with ATTN_ECANCELED.  Never called by two threads at once. */
 typedef int (*attn_event_fn)(void *data, const attn_event *event);
 
 struct attn_comm; /* include/attn/comm.h */
@@ -279,12 +283,12 @@ typedef struct attn_options {
     int64_t rectangle;           /* a = |A| of a rectangular quorum; 0: the a that moves the fewest bytes */
     const int64_t *interest_set; /* one's own set (copied); NULL: the best known */
     int64_t interest_size;
-    int classic;           /* 1: the published rules (even W out of balance, set as in the table) */
-    int threads;           /* 0: as many as OpenMP gives */
-    int in_memory;         /* 1: q, k, v will be tensors: they are read in place, not gathered */
-    int backward;          /* 1: a plan for attn_execute_backward(): W = 1, tensors in memory, no spool */
-    const char *kernel;    /* a row of the kernel table by name; NULL: the first that takes the problem */
-    const char *spool;     /* folder for finished partials (copied); NULL: none */
+    int classic;        /* 1: the published rules (even W out of balance, set as in the table) */
+    int threads;        /* 0: as many as OpenMP gives */
+    int in_memory;      /* 1: q, k, v will be tensors: they are read in place, without room to gather them */
+    int backward;       /* 1: a plan for attn_execute_backward(): W = 1, tensors in memory, no spool */
+    const char *kernel; /* a row of the kernel table by name; NULL: the first that takes the problem */
+    const char *spool;  /* folder for finished partials (copied); NULL: none */
     const char *spool_key; /* identity of the data, kept in the spool (copied); NULL: "" */
     attn_event_fn event;
     void *event_data;
@@ -303,7 +307,7 @@ ATTN_API void attn_plan_destroy(attn_plan *plan); /* NULL is fine */
 /* The problem with its defaults filled in; owned by the plan. */
 ATTN_API const attn_problem *attn_plan_problem(const attn_plan *plan);
 
-/* Bytes of workspace that attn_execute() needs; any alignment does. */
+/* Bytes of workspace that attn_execute() or attn_execute_backward() needs; any alignment does. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
 /* Smallest, largest, mean and standard deviation over the workers. */
@@ -325,13 +329,13 @@ typedef struct attn_summary {
     int64_t cells;           /* visible cells, per (batch, head), of all workers */
     int64_t ranks_counted; /* workers that the next three cover: W, or 0 where W is too large to count each */
     attn_spread cells_worker;
-    attn_spread bytes_in;      /* forward, one group a worker at home: what some cell needs of q, k and v */
+    attn_spread bytes_in;      /* forward, one group a worker at home: q, k, v that some cell needs */
     attn_spread bytes_out;     /* forward: fp32 partials and lse for rows at home elsewhere */
     const char *kernel;        /* the chosen row of the kernel table */
     int spooled;               /* partials go through a folder */
     int64_t workspace;         /* bytes, = attn_plan_workspace() */
     int64_t workspace_gather;  /* parts of it: groups held by the resident workers */
-    int64_t workspace_partial; /* partials on their way and the Tiler's rows */
+    int64_t workspace_partial; /* partials on their way and the Tiler's rows; dq, lse and D of gradients */
     int64_t workspace_kernel;  /* scratch of the kernel threads */
 } attn_summary;
 
@@ -372,10 +376,7 @@ typedef struct attn_rank {
 ATTN_API ATTN_MUST_CHECK attn_status attn_plan_rank(const attn_plan *plan, int64_t rank, attn_rank *out);
 ATTN_API void attn_rank_free(attn_rank *out);
 
-/*
- * Counts how often each visible (query, key) cell is owned, over all workers.  Time O(W^2) blocks; no
- * cell is assumed.
- */
+/* Counts how often each visible (query, key) cell is owned, over all workers: O(W^2) blocks, none assumed. */
 typedef struct attn_proof {
     size_t size;      /* sizeof(attn_proof), set by the caller */
     int64_t cells;    /* visible cells of the problem, per (batch, head), by its mask alone */
@@ -443,8 +444,7 @@ ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds)
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace);
 
-/* Removes the plan's finished pieces and its manifest from the spool folder, and the folder if that leaves it
- * empty. */
+/* Removes the plan's finished pieces and manifest from the spool folder, then the folder if it is empty. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_spool_remove(const attn_plan *plan);
 
 /* Plan, allocate, execute and free in one call.  io->q, k, v must be tensors or io->source set. */

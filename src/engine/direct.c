@@ -8,25 +8,31 @@
  * one, and short ones fill up the end.  Which item a number means is found among the sequences' first
  * numbers, in O(log batch).
  */
-#include "engine/engine.h"
-
-typedef struct direct {
-    attn__run *run;
-    attn_tensor in[3]; /* where q, k and v lie */
-    int64_t *order;    /* sequences by falling number of keys */
-    int64_t *first;    /* [batch + 1]: items of those before in that order */
-    char *threads;
-} direct;
+#include "engine/direct.h"
 
 int64_t attn__direct_rows(const attn_problem *problem)
 {
-    return problem->tokens_q;
+    return attn__max(problem->tokens_q, attn__few_rows(problem));
 }
 
 static int64_t thread_space(const attn_plan *plan)
 {
-    int64_t tile = plan->tile_q * (plan->problem.dim_v + 1) * (int64_t)sizeof(float);
-    return attn__aligned((int64_t)plan->kernel->scratch(&plan->shape)) + attn__aligned(tile);
+    const attn_problem *p = &plan->problem;
+    int64_t result = plan->tile_q * (int64_t)sizeof(float), element = (int64_t)attn_dtype_size(p->dtype);
+    return attn__aligned((int64_t)plan->kernel->scratch(&plan->shape)) + attn__aligned(result * p->dim_v) +
+           attn__aligned(result) + attn__aligned(attn__few_rows(p) * p->dim_qk * element);
+}
+
+attn__forward_thread attn__forward_space(const attn__forward *f)
+{
+    const attn_plan *plan = f->run->plan;
+    int64_t result = plan->tile_q * (int64_t)sizeof(float);
+    char *at = f->threads + attn__thread() * plan->space.thread;
+    attn__forward_thread space = {.scratch = attn__take(&at, (int64_t)plan->kernel->scratch(&plan->shape))};
+    space.o = attn__take(&at, result * plan->problem.dim_v);
+    space.lse = attn__take(&at, result);
+    space.q = at;
+    return space;
 }
 
 attn__space attn__direct_space(const attn_plan *plan)
@@ -38,7 +44,9 @@ attn__space attn__direct_space(const attn_plan *plan)
         s.gather = attn__aligned(s.q_rows * bytes.q) + attn__aligned(s.kv_rows * bytes.k) +
                    attn__aligned(s.kv_rows * bytes.v);
     }
-    s.lists = 2 * attn__aligned((p->batch + 1) * (int64_t)sizeof(int64_t));
+    s.lists = 2 * attn__aligned((p->batch + 1) * (int64_t)sizeof(int64_t)) +
+              attn__aligned(attn__few_done_space(plan));
+    s.partial = attn__aligned(attn__few_partial_space(plan));
     s.thread = thread_space(plan);
     return s;
 }
@@ -46,171 +54,181 @@ attn__space attn__direct_space(const attn_plan *plan)
 /* ---- inputs ---- */
 
 /* All of one operand into the arena, which becomes a tensor. */
-static attn_status read_operand(direct *d, attn_operand operand, char **at)
+static attn_status read_operand(attn__forward *f, attn_operand operand, char **at)
 {
-    const attn_problem *p = &d->run->plan->problem;
-    const attn_source *source = &d->run->io->source;
+    const attn_problem *p = &f->run->plan->problem;
+    const attn_source *source = &f->run->io->source;
     int64_t heads = attn__heads(p, operand), tokens = attn__tokens(p, operand), dim = attn__dim(p, operand);
     int64_t plane = tokens * dim, bytes = heads * plane * (int64_t)attn_dtype_size(p->dtype);
     char *arena = attn__take(at, p->batch * bytes);
-    d->in[operand] = (attn_tensor){arena, {heads * plane, plane, dim, 1}};
+    f->in[operand] = (attn_tensor){arena, {heads * plane, plane, dim, 1}};
     for (int64_t b = 0; b < p->batch; b++) {
         ATTN__TRY(source->read(source->data, operand, b, 0, tokens, arena + b * bytes, plane));
     }
     return ATTN_OK;
 }
 
-static attn_status gather(direct *d, char **at)
+static attn_status gather(attn__forward *f, char **at)
 {
-    const attn_problem *p = &d->run->plan->problem;
+    const attn_problem *p = &f->run->plan->problem;
     attn__bytes bytes = attn__problem_bytes(p);
     double begin = attn__now();
-    ATTN__TRY(read_operand(d, ATTN_K, at));
-    ATTN__TRY(read_operand(d, ATTN_V, at));
-    ATTN__TRY(attn__run_event(d->run, (attn_event){.step = ATTN_STEP_GATHER,
+    ATTN__TRY(read_operand(f, ATTN_K, at));
+    ATTN__TRY(read_operand(f, ATTN_V, at));
+    ATTN__TRY(attn__run_event(f->run, (attn_event){.step = ATTN_STEP_GATHER,
                                                    .group = -1,
                                                    .begin = begin,
                                                    .bytes = p->tokens_kv * (bytes.k + bytes.v)}));
     begin = attn__now();
-    ATTN__TRY(read_operand(d, ATTN_Q, at));
+    ATTN__TRY(read_operand(f, ATTN_Q, at));
     return attn__run_event(
-        d->run, (attn_event){.step = ATTN_STEP_GATHER, .begin = begin, .bytes = p->tokens_q * bytes.q});
+        f->run, (attn_event){.step = ATTN_STEP_GATHER, .begin = begin, .bytes = p->tokens_q * bytes.q});
 }
 
 /* ---- items ---- */
 
 static int64_t items_of(const attn_plan *plan, const attn__sequence *s)
 {
+    int64_t tasks = attn__few_of(plan, s).tasks;
+    if (tasks > 0) {
+        return plan->problem.heads_kv * tasks;
+    }
     return plan->problem.heads_q * attn__ceil_div(s->q_count, plan->tile_q);
 }
 
-static void number_items(direct *d)
+static void number_items(attn__forward *f)
 {
-    const attn_plan *plan = d->run->plan;
-    const attn__sequences *sequences = &d->run->io->sequences;
+    const attn_plan *plan = f->run->plan;
+    const attn__sequences *sequences = &f->run->io->sequences;
     int64_t batch = plan->problem.batch;
     for (int64_t b = 0; b < batch; b++) {
-        d->first[b] = attn__sequence_at(sequences, b).kv_count; /* free until the order is known */
+        f->first[b] = attn__sequence_at(sequences, b).kv_count; /* free until the order is known */
     }
-    attn__sort_falling(d->order, d->first, batch);
-    d->first[0] = 0;
+    attn__sort_falling(f->order, f->first, batch);
+    f->first[0] = 0;
     for (int64_t i = 0; i < batch; i++) {
-        attn__sequence s = attn__sequence_at(sequences, d->order[i]);
-        d->first[i + 1] = d->first[i] + items_of(plan, &s);
+        attn__sequence s = attn__sequence_at(sequences, f->order[i]);
+        f->first[i + 1] = f->first[i] + items_of(plan, &s);
     }
 }
 
-/* Rows of the result go straight to their place where they can, through a tile otherwise. */
-static attn_status emit(const direct *d, attn__block *block, const attn__sequence *s, int64_t head,
-                        char *scratch, float *tile)
+attn__block attn__forward_block(const attn__forward *f, const attn__sequence *s, int64_t kv_head, int64_t key,
+                                int64_t count, attn__span *span)
 {
-    const attn_plan *plan = d->run->plan;
-    const attn_problem *p = &plan->problem;
-    const attn__memory_io *io = d->run->io;
-    bool in_place = io->sink.data == io && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
-    int64_t token = s->q_first + block->first;
-    block->o = tile;
-    block->o_stride = p->dim_v;
-    block->lse = tile + plan->tile_q * p->dim_v;
-    if (in_place) {
-        block->o = attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token);
-        block->o_stride = io->o.stride[2];
-    }
-    plan->kernel->forward(block, scratch);
-    if (!in_place) {
-        return io->sink.write(io->sink.data, s->batch, head, token, block->count, block->o, block->o_stride,
-                              block->lse);
-    }
-    if (io->lse.data != NULL) {
-        attn_from_f32(attn__tensor_at(&io->lse, ATTN_F32, s->batch, head, token), ATTN_F32, io->lse.stride[2],
-                      block->lse, block->count);
-    }
-    return ATTN_OK;
-}
-
-/* One kernel call: a query tile of one head against all keys. */
-static attn_status compute_tile(const direct *d, const attn__sequence *s, int64_t head, int64_t tile)
-{
-    const attn_plan *plan = d->run->plan;
-    const attn_problem *p = &plan->problem;
-    int64_t row = tile * plan->tile_q, kv_head = head / (p->heads_q / p->heads_kv);
-    const attn_tensor *q = &d->in[ATTN_Q], *k = &d->in[ATTN_K], *v = &d->in[ATTN_V];
-    char *at = d->threads + attn__thread() * plan->space.thread;
-    char *scratch = attn__take(&at, (int64_t)plan->kernel->scratch(&plan->shape));
-    const attn__span span = {.count = s->kv_count,
-                             .k = attn__tensor_at(k, p->dtype, s->batch, kv_head, s->kv_first),
-                             .v = attn__tensor_at(v, p->dtype, s->batch, kv_head, s->kv_first),
-                             .k_token = k->stride[2],
-                             .k_dim = k->stride[3],
-                             .v_token = v->stride[2],
-                             .v_dim = v->stride[3]};
-    attn__block block = {.dtype = p->dtype,
+    const attn_problem *p = &f->run->plan->problem;
+    const attn_tensor *k = &f->in[ATTN_K], *v = &f->in[ATTN_V];
+    *span = (attn__span){.first = key,
+                         .count = count,
+                         .k = attn__tensor_at(k, p->dtype, s->batch, kv_head, s->kv_first + key),
+                         .v = attn__tensor_at(v, p->dtype, s->batch, kv_head, s->kv_first + key),
+                         .k_token = k->stride[2],
+                         .k_dim = k->stride[3],
+                         .v_token = v->stride[2],
+                         .v_dim = v->stride[3]};
+    return (attn__block){.dtype = p->dtype,
                          .dim_qk = p->dim_qk,
                          .dim_v = p->dim_v,
                          .scale = (float)p->scale,
                          .lo = s->band.lo,
                          .hi = s->band.hi,
-                         .first = row,
-                         .count = attn__min(plan->tile_q, s->q_count - row),
-                         .q = attn__tensor_at(q, p->dtype, s->batch, head, s->q_first + row),
-                         .q_token = q->stride[2],
-                         .q_dim = q->stride[3],
-                         .spans = &span,
-                         .span_count = s->kv_count > 0 ? 1 : 0};
-    return emit(d, &block, s, head, scratch, (float *)(void *)at);
+                         .spans = span,
+                         .span_count = count > 0 ? 1 : 0};
 }
 
-static attn_status compute_item(const direct *d, int64_t item)
+/* A query tile of one head against all keys.  Rows of the result go straight to their place where they can,
+ * through a tile otherwise. */
+static attn_status compute_tile(const attn__forward *f, const attn__sequence *s, int64_t head, int64_t tile)
 {
-    const attn_plan *plan = d->run->plan;
+    const attn_plan *plan = f->run->plan;
+    const attn_problem *p = &plan->problem;
+    const attn__memory_io *io = f->run->io;
+    bool in_place = io->sink.data == io && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
+    int64_t row = tile * plan->tile_q, token = s->q_first + row;
+    attn__forward_thread space = attn__forward_space(f);
+    attn__span span;
+    attn__block block = attn__forward_block(f, s, head / (p->heads_q / p->heads_kv), 0, s->kv_count, &span);
+    block.first = row;
+    block.count = attn__min(plan->tile_q, s->q_count - row);
+    block.q = attn__tensor_at(&f->in[ATTN_Q], p->dtype, s->batch, head, token);
+    block.q_token = f->in[ATTN_Q].stride[2];
+    block.q_dim = f->in[ATTN_Q].stride[3];
+    block.o = in_place ? attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token) : space.o;
+    block.o_stride = in_place ? io->o.stride[2] : p->dim_v;
+    block.lse = space.lse;
+    plan->kernel->forward(&block, space.scratch);
+    if (!in_place) {
+        return io->sink.write(io->sink.data, s->batch, head, token, block.count, block.o, block.o_stride,
+                              block.lse);
+    }
+    if (io->lse.data != NULL) {
+        attn_from_f32(attn__tensor_at(&io->lse, ATTN_F32, s->batch, head, token), ATTN_F32, io->lse.stride[2],
+                      block.lse, block.count);
+    }
+    return ATTN_OK;
+}
+
+static attn_status compute_item(const attn__forward *f, int64_t item)
+{
+    const attn_plan *plan = f->run->plan;
     int64_t low = 0, high = plan->problem.batch; /* first[low] <= item < first[high] */
     while (high - low > 1) {
         int64_t middle = low + (high - low) / 2;
-        *(d->first[middle] <= item ? &low : &high) = middle;
+        *(f->first[middle] <= item ? &low : &high) = middle;
     }
-    attn__sequence s = attn__sequence_at(&d->run->io->sequences, d->order[low]);
-    int64_t tiles = attn__ceil_div(s.q_count, plan->tile_q), at = item - d->first[low];
-    return compute_tile(d, &s, at / tiles, tiles - 1 - at % tiles);
+    attn__sequence s = attn__sequence_at(&f->run->io->sequences, f->order[low]);
+    attn__few few = attn__few_of(plan, &s);
+    int64_t tiles = attn__ceil_div(s.q_count, plan->tile_q), at = item - f->first[low];
+    if (few.tasks > 0) {
+        return attn__few_compute(f, &s, f->order[low], &few, at);
+    }
+    return compute_tile(f, &s, at / tiles, tiles - 1 - at % tiles);
 }
 
 /* ---- all of it ---- */
 
-/* Visible cells of a sequence, on average. */
-static int64_t mean_cells(const direct *d)
+/* What all sequences cost. */
+typedef struct work {
+    int64_t cells; /* visible, of a sequence on average */
+    double flops;  /* a kernel call costs as if it had a vector of rows at least */
+} work;
+
+static work count_work(const attn__forward *f)
 {
-    const attn__sequences *sequences = &d->run->io->sequences;
-    int64_t batch = d->run->plan->problem.batch, cells = 0;
-    for (int64_t b = 0; b < batch; b++) {
-        attn__sequence s = attn__sequence_at(sequences, b);
-        int64_t more = attn__band_cells(s.band, 0, s.q_count, 0, s.kv_count);
-        if (!attn__add(cells, more, &cells)) {
-            return INT64_MAX / batch;
-        }
+    enum { VECTOR = 32 };
+    const attn_plan *plan = f->run->plan;
+    const attn_problem *p = &plan->problem;
+    int64_t sum = 0;
+    double cells = 0;
+    for (int64_t b = 0; b < p->batch; b++) {
+        attn__sequence s = attn__sequence_at(&f->run->io->sequences, b);
+        attn__few few = attn__few_of(plan, &s);
+        int64_t seen = attn__band_cells(s.band, 0, s.q_count, 0, s.kv_count);
+        double rows = (double)attn__max(few.rows, VECTOR) * (double)p->heads_kv;
+        cells += few.tasks > 0 ? (double)(few.end - few.begin) * rows : (double)seen * (double)p->heads_q;
+        sum = attn__add(sum, seen, &seen) ? seen : INT64_MAX;
     }
-    return cells / batch;
+    return (work){sum / p->batch, 2 * cells * (double)(p->dim_qk + p->dim_v)};
 }
 
-static attn_status compute(const direct *d)
+static attn_status compute(const attn__forward *f)
 {
-    const attn_plan *plan = d->run->plan;
-    int64_t items = d->first[plan->problem.batch], cells = mean_cells(d);
-    double flops = attn__flops(&plan->problem, cells);
-    int64_t slices = attn__slices(plan, flops, items);
-    bool together = attn__worth_threads(flops);
+    const attn_plan *plan = f->run->plan;
+    const work all = count_work(f);
+    int64_t items = f->first[plan->problem.batch], slices = attn__slices(plan, all.flops, items);
+    bool together = attn__worth_threads(all.flops);
     for (int64_t slice = 0; slice < slices; slice++) {
         int64_t from = items * slice / slices, to = items * (slice + 1) / slices;
         double begin = attn__now();
 #pragma omp parallel for schedule(dynamic) num_threads(plan->threads) if (together)
         for (int64_t item = from; item < to; item++) {
-            attn__run_failed(d->run, compute_item(d, item));
+            attn__run_failed(f->run, compute_item(f, item));
         }
-        if (attn__run_stopped(d->run)) {
-            return attn__fail(d->run->status, "%s", d->run->text);
+        if (attn__run_stopped(f->run)) {
+            return attn__fail(f->run->status, "%s", f->run->text);
         }
-        ATTN__TRY(attn__run_event(
-            d->run, (attn_event){.step = ATTN_STEP_COMPUTE,
-                                 .begin = begin,
-                                 .cells = cells * (slice + 1) / slices - cells * slice / slices}));
+        int64_t cells = all.cells * (slice + 1) / slices - all.cells * slice / slices;
+        ATTN__TRY(
+            attn__run_event(f->run, (attn_event){.step = ATTN_STEP_COMPUTE, .begin = begin, .cells = cells}));
     }
     return ATTN_OK;
 }
@@ -218,15 +236,20 @@ static attn_status compute(const direct *d)
 attn_status attn__direct(attn__run *run)
 {
     const attn_plan *plan = run->plan;
-    direct d = {.run = run, .in = {run->io->in[0], run->io->in[1], run->io->in[2]}};
-    int64_t list = (plan->problem.batch + 1) * (int64_t)sizeof(int64_t);
+    attn__forward f = {.run = run, .in = {run->io->in[0], run->io->in[1], run->io->in[2]}};
+    int64_t list = (plan->problem.batch + 1) * (int64_t)sizeof(int64_t), done = attn__few_done_space(plan);
     char *at = run->workspace;
-    d.order = attn__take(&at, list);
-    d.first = attn__take(&at, list);
-    d.threads = at + plan->space.gather + plan->space.partial;
+    f.order = attn__take(&at, list);
+    f.first = attn__take(&at, list);
+    f.done = attn__take(&at, done);
+    f.partials = attn__take(&at, plan->space.partial);
+    f.threads = at + plan->space.gather;
     if (run->io->source.data != run->io) {
-        ATTN__TRY(gather(&d, &at));
+        ATTN__TRY(gather(&f, &at));
     }
-    number_items(&d);
-    return compute(&d);
+    for (int64_t i = 0; i < done / (int64_t)sizeof *f.done; i++) {
+        atomic_init(&f.done[i], 0);
+    }
+    number_items(&f);
+    return compute(&f);
 }

@@ -8,7 +8,7 @@
  *   sequence.c   the sequences of a batch, of equal or unequal length
  *   io.c         tensors in memory as a source and a sink
  *   execute.c    one execute: starts the workers, then the merge
- *   direct.c     W = 1 without a spool: no partials, rows go where they belong
+ *   direct.c     W = 1 without a spool: rows go where they belong; few.c: few queries, many keys
  *   worker.c     one rank of several: gather -> compute -> hand over
  *   tiler.c      partials -> rows, in a fixed order
  *   spool.c      partials on disk: manifest, pieces, resume
@@ -157,6 +157,9 @@ static inline void *attn__tensor_at(const attn_tensor *t, attn_dtype dtype, int6
     int64_t at = batch * t->stride[0] + head * t->stride[1] + token * t->stride[2];
     return (char *)t->data + at * (int64_t)attn_dtype_size(dtype);
 }
+
+/* `dim` elements of 2 or 4 bytes, `stride` elements apart, to a dense row. */
+void attn__copy_row(void *dst, const void *src, int64_t element, int64_t stride, int64_t dim);
 
 /* Fills in contiguous strides where all are zero. */
 void attn__tensor_strides(attn_tensor *tensor, int64_t heads, int64_t tokens, int64_t dim);

@@ -170,6 +170,9 @@ static attn_status check_execute(const attn_plan *plan, const attn_io *io)
         return attn__fail(ATTN_EUNSUPPORTED,
                           "sequences of unequal length (cu_seqlens) need a plan with W = 1 and no spool");
     }
+    if (!plan->in_memory && io->cu_seqlens_q != NULL) {
+        return attn__fail(ATTN_EINVAL, "cu_seqlens need a plan made with options.in_memory");
+    }
     return ATTN_OK;
 }
 

@@ -20,15 +20,14 @@ void attn__tensor_strides(attn_tensor *tensor, int64_t heads, int64_t tokens, in
     }
 }
 
-/* Copies `dim` elements of 2 or 4 bytes, `stride` elements apart. */
-static void copy_row(void *dst, const void *src, size_t element, int64_t stride, int64_t dim)
+void attn__copy_row(void *dst, const void *src, int64_t element, int64_t stride, int64_t dim)
 {
     if (stride == 1) {
-        memcpy(dst, src, (size_t)dim * element);
+        memcpy(dst, src, (size_t)(dim * element));
         return;
     }
     for (int64_t c = 0; c < dim; c++) {
-        memcpy((char *)dst + (size_t)c * element, (const char *)src + c * stride * (int64_t)element, element);
+        memcpy((char *)dst + c * element, (const char *)src + c * stride * element, (size_t)element);
     }
 }
 
@@ -42,8 +41,8 @@ static attn_status read_tensor(void *data, attn_operand operand, int64_t batch, 
     for (int64_t h = 0; h < attn__heads(p, operand); h++) {
         for (int64_t i = 0; i < count; i++) {
             int64_t from = batch * t->stride[0] + h * t->stride[1] + (first + i) * t->stride[2];
-            copy_row((char *)dst + (h * head_stride + i * dim) * element,
-                     (const char *)t->data + from * element, (size_t)element, t->stride[3], dim);
+            attn__copy_row((char *)dst + (h * head_stride + i * dim) * element,
+                           (const char *)t->data + from * element, element, t->stride[3], dim);
         }
     }
     return ATTN_OK;
