@@ -34,6 +34,7 @@ typedef void (*sgemm_fn)(enum CBLAS_ORDER order, enum CBLAS_TRANSPOSE ta, enum C
 
 enum { Q, K, V, DOUT, INPUTS };  /* widened if they are 16-bit */
 enum { O, DQ, DK, DV, OUTPUTS }; /* rounded if they are 16-bit */
+enum { LANES = 32 };             /* maxima side by side, which compilers vectorise without being told */
 
 typedef struct naive {
     attn_problem p;
@@ -49,9 +50,17 @@ typedef struct naive {
     float *slopes;  /* dP, then dS */
 } naive;
 
-/* The softmax is compiled for each level of the instruction set where the compiler can do that. */
-#if defined(__GNUC__) && defined(__x86_64__) && defined(__gnu_linux__) && !defined(__SANITIZE_ADDRESS__) &&  \
-    !defined(__SANITIZE_THREAD__) && !defined(__clang__)
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define SANITIZED 1
+#elif defined(__has_feature)
+#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
+#else
+#define SANITIZED 0
+#endif
+
+/* The softmax is compiled for each level of the instruction set where the compiler can do that; the choice is
+ * made while the program is loaded, when sanitizers are not ready yet. */
+#if defined(__GNUC__) && defined(__x86_64__) && defined(__gnu_linux__) && !SANITIZED
 #define FOR_EACH_LEVEL __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define FOR_EACH_LEVEL
@@ -64,10 +73,18 @@ typedef struct naive {
 FOR_EACH_LEVEL static float softmax_row(float *s, int64_t seen, int64_t n)
 {
     const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    float most = -INFINITY, sum = 0;
-#pragma omp simd reduction(max : most)
-    for (int64_t j = 0; j < seen; j++) {
-        most = s[j] > most ? s[j] : most;
+    float lane[LANES], most = -INFINITY, sum = 0;
+    for (int i = 0; i < LANES; i++) {
+        lane[i] = -INFINITY;
+    }
+    for (int64_t j = 0; j + LANES <= seen; j += LANES) {
+        for (int i = 0; i < LANES; i++) {
+            lane[i] = s[j + i] > lane[i] ? s[j + i] : lane[i];
+        }
+    }
+    for (int64_t j = 0; j < LANES + seen % LANES; j++) {
+        float x = j < LANES ? lane[j] : s[seen - seen % LANES + j - LANES];
+        most = x > most ? x : most;
     }
 #pragma omp simd reduction(+ : sum)
     for (int64_t j = 0; j < seen; j++) {
@@ -328,6 +345,11 @@ static attn_status load(naive *s)
     }
     if (library == NULL) {
         return attn_fail(ATTN_EUNSUPPORTED, "OpenBLAS cannot be loaded: install libopenblas0");
+    }
+    void (*set_threads)(int) = NULL;
+    find(library, "openblas_set_num_threads", &set_threads); /* for builds that listen to OpenMP's number */
+    if (set_threads != NULL) {
+        set_threads(1);
     }
     find(library, "cblas_sgemm", &s->sgemm);
     find(library, "openblas_get_corename", &core);

@@ -136,9 +136,8 @@ typedef struct attn_problem {
     attn_dtype dtype;     /* of q, k and v */
     attn_dtype dtype_out; /* of o in memory */
     attn_mask mask;
-    int64_t window_left;  /* only with ATTN_MASK_WINDOW; -1: no bound */
-    int64_t window_right; /* likewise */
-    double scale;         /* 0: 1/sqrt(dim_qk); must be finite */
+    int64_t window_left, window_right; /* only with ATTN_MASK_WINDOW; -1: no bound */
+    double scale;                      /* 0: 1/sqrt(dim_qk); must be finite */
 } attn_problem;
 
 /*
@@ -262,13 +261,12 @@ typedef enum attn_step {
 typedef struct attn_event {
     size_t size;
     attn_step step;
-    int64_t rank;  /* the worker; -1 for the Tiler */
-    int64_t group; /* the query group, or -1 */
-    double begin;  /* seconds of the monotonic clock */
-    double end;
-    int64_t cells;    /* per (batch, head), on average: computed or, on RESUME, taken over from the spool */
-    int64_t bytes;    /* moved, read or written */
-    const char *text; /* a warning for the user, or NULL; valid during the call */
+    int64_t rank;      /* the worker; -1 for the Tiler */
+    int64_t group;     /* the query group, or -1 */
+    double begin, end; /* seconds of the monotonic clock */
+    int64_t cells;     /* per (batch, head), on average: computed or, on RESUME, taken over from the spool */
+    int64_t bytes;     /* moved, read or written */
+    const char *text;  /* a warning for the user, or NULL; valid during the call */
 } attn_event;
 
 /* Return 0 to go on; else the execute stops with ATTN_ECANCELED.  Never called by two threads at once. */
@@ -319,15 +317,13 @@ typedef struct attn_spread {
 
 typedef struct attn_summary {
     size_t size; /* sizeof(attn_summary), set by the caller */
-    int64_t workers;
-    int64_t resident;
+    int64_t workers, resident;
     int threads;        /* of each resident worker */
     attn_quorum quorum; /* CYCLIC or RECTANGULAR, never AUTO */
     int classic;
-    int64_t quorum_q;       /* |A|: query groups a worker holds; = |I| */
-    int64_t quorum_kv;      /* |B|: key groups a worker holds; = |I| */
-    const int64_t *set_q;   /* A (the interest set), quorum_q offsets, owned by the plan */
-    const int64_t *set_kv;  /* B, quorum_kv offsets */
+    int64_t quorum_q, quorum_kv; /* |A| and |B|: query and key groups a worker holds; = |I| */
+    const int64_t *set_q;        /* A (the interest set), quorum_q offsets, owned by the plan */
+    const int64_t *set_kv;       /* B, quorum_kv offsets */
     const char *set_origin; /* "table", "singer", "wichmann", "user", "rectangular", ...; owned by the plan */
     attn_spread subsequence; /* tokens of a worker's groups, counted on the longer side */
     int64_t cells;           /* visible cells, per (batch, head), of all workers */
@@ -397,10 +393,8 @@ typedef struct attn_cost {
     int64_t a, b;       /* |A|, |B|; 0 where they mean nothing */
     int possible;       /* 0: `why` tells why not */
     const char *why;
-    double in_mean, in_max; /* sharded: one group a worker at home, forward */
-    double out_mean, out_max;
-    double backward_in_mean, backward_in_max;
-    double backward_out_mean, backward_out_max;
+    double in_mean, in_max, out_mean, out_max; /* sharded: one group a worker at home, forward */
+    double backward_in_mean, backward_in_max, backward_out_mean, backward_out_max;
     double root_in, root_out; /* a central root hands out all inputs, takes back all partials: root's bytes */
     double memory;            /* largest worker: inputs, buffers and partials */
     double balance;           /* most cells of a worker / mean */
@@ -435,11 +429,9 @@ typedef struct attn_verdict {
 ATTN_API ATTN_MUST_CHECK attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index,
                                                          attn_verdict *verdict);
 
-/*
- * FLOP/s that `threads` threads reach together with the multiply-adds that a kernel is made of and nothing
- * else, on registers: what no kernel of that kind can exceed.  kernel NULL: the best fp32 row of the table.
- * Takes about `seconds`; the best moment of each thread counts.  0 where there is no such kernel, where it
- * cannot run here or has no such measure.
+/* FLOP/s that `threads` threads reach together with the multiply-adds that a kernel is made of, on registers
+ * alone: what no kernel of that kind can exceed.  kernel NULL: the best fp32 row of the table.  Takes about
+ * `seconds`; each thread's best moment counts.  0: there is no such kernel, here, or it has no such measure.
  */
 ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds);
 
