@@ -16,7 +16,7 @@
 #ifndef ATTN_DOT_AMX_H
 #define ATTN_DOT_AMX_H
 
-enum { DOT_PARTS = 3, TILE_ROWS = 16, TILE_DEPTH = 32 };
+enum { DOT_PARTS = 3, DOT_PAIRS = 6, TILE_ROWS = 16, TILE_DEPTH = 32 };
 
 /* Some compilers do not know that tile loads read memory: what they read must be there. */
 #define DOT_FENCE() __asm__ volatile("" ::: "memory")
@@ -35,41 +35,38 @@ static void dot_end(void)
     _tile_release();
 }
 
-/* How far a product has come: the next step is 32 deep, for up to 2 x 2 tiles of C. */
+/*
+ * How far a product has come.  A step is 32 deep, for 2 x 2 tiles of C (1 x 2 at the end of odd rows); after
+ * the last of a block one more stores it, so that who does other work between steps does not wait for the
+ * sums.
+ */
 typedef struct dot_cursor {
     const attn__dot *dot;
-    int64_t row, col, k; /* row >= dot->rows: done */
-    int i, sum;          /* parts i of A and sum - i of B */
+    int64_t row, col, k;                          /* row >= dot->rows: done */
+    int pair, pairs;                              /* of parts; pair == pairs: the block is to be stored */
+    int64_t a_pair[DOT_PAIRS], b_pair[DOT_PAIRS]; /* where the parts of each begin */
 } dot_cursor;
-
-static int dot_first_sum(const attn__dot *dot)
-{
-    const int sum = dot->a_parts + dot->b_parts - 2;
-    return sum < DOT_PARTS ? sum : DOT_PARTS - 1;
-}
-
-static int dot_first_part(const attn__dot *dot, int sum)
-{
-    return sum < dot->b_parts ? 0 : sum - dot->b_parts + 1;
-}
 
 static dot_cursor dot_start(const attn__dot *dot)
 {
-    const int sum = dot_first_sum(dot);
-    return (dot_cursor){.dot = dot, .i = dot_first_part(dot, sum), .sum = sum};
+    dot_cursor at = {.dot = dot};
+    for (int sum = DOT_PARTS - 1; sum >= 0; sum--) {
+        for (int i = 0; i <= sum; i++) {
+            if (i < dot->a_parts && sum - i < dot->b_parts) {
+                at.a_pair[at.pairs] = i * dot->a_part;
+                at.b_pair[at.pairs++] = (sum - i) * dot->b_part;
+            }
+        }
+    }
+    return at;
 }
 
 /* The steps of a product. */
-static int64_t dot_steps(const attn__dot *dot)
+static int64_t dot_steps(const dot_cursor *at)
 {
-    int64_t pairs = 0;
-    for (int sum = dot_first_sum(dot); sum >= 0; sum--) {
-        for (int i = dot_first_part(dot, sum); i <= sum && i < dot->a_parts; i++) {
-            pairs++;
-        }
-    }
-    return pairs * attn__ceil_div(dot->rows, 2 * TILE_ROWS) * (dot->cols / (2 * TILE_ROWS)) *
-           (dot->depth / TILE_DEPTH);
+    const attn__dot *dot = at->dot;
+    const int64_t blocks = attn__ceil_div(dot->rows, 2 * TILE_ROWS) * (dot->cols / (2 * TILE_ROWS));
+    return blocks * (at->pairs * (dot->depth / TILE_DEPTH) + 1);
 }
 
 /* C, one or two rows of tiles, from memory to tiles 0 to 3, or zeros. */
@@ -117,8 +114,8 @@ VEC_INLINE void dot_multiply(const attn__dot *dot, const uint16_t *a, const uint
     }
 }
 
-/* One step; false if there was none left.  Whoever takes single steps leaves tiles 0 to 3 alone between them
- * and sees to it that what a step reads has been written. */
+/* One step; false if there was none left.  Whoever takes single steps leaves the tiles alone between them and
+ * sees to it that what a step reads has been written. */
 VEC_INLINE bool dot_step(dot_cursor *at)
 {
     const attn__dot *dot = at->dot;
@@ -127,31 +124,26 @@ VEC_INLINE bool dot_step(dot_cursor *at)
     }
     const bool two = dot->rows - at->row > TILE_ROWS;
     float *c = dot->c + at->row * dot->c_row + at->col;
-    if (at->k == 0 && at->sum == dot_first_sum(dot) && at->i == dot_first_part(dot, at->sum)) {
-        dot_load(dot, c, two);
-    }
-    dot_multiply(dot, dot->a + at->i * dot->a_part + at->row * dot->a_row + at->k,
-                 dot->b + (at->sum - at->i) * dot->b_part + at->k / 2 * dot->b_row + 2 * at->col, two);
-    at->k += TILE_DEPTH;
-    if (at->k < dot->depth) {
-        return true;
-    }
-    at->k = 0;
-    at->i++;
-    if (at->i <= at->sum && at->i < dot->a_parts) {
-        return true;
-    }
-    at->sum--;
-    if (at->sum < 0) {
+    if (at->pair == at->pairs) {
         dot_store(dot, c, two);
-        at->sum = dot_first_sum(dot);
+        at->pair = 0;
         at->col += 2 * TILE_ROWS;
         if (at->col >= dot->cols) {
             at->col = 0;
             at->row += 2 * TILE_ROWS;
         }
+        return true;
     }
-    at->i = dot_first_part(dot, at->sum);
+    if (at->pair == 0 && at->k == 0) {
+        dot_load(dot, c, two);
+    }
+    dot_multiply(dot, dot->a + at->a_pair[at->pair] + at->row * dot->a_row + at->k,
+                 dot->b + at->b_pair[at->pair] + at->k / 2 * dot->b_row + 2 * at->col, two);
+    at->k += TILE_DEPTH;
+    if (at->k >= dot->depth) {
+        at->k = 0;
+        at->pair++;
+    }
     return true;
 }
 

@@ -77,8 +77,9 @@ static dot_cursor dot_start(const attn__dot *dot)
 }
 
 /* The steps of a product. */
-static int64_t dot_steps(const attn__dot *dot)
+static int64_t dot_steps(const dot_cursor *at)
 {
+    const attn__dot *dot = at->dot;
     return dot->rows / DOT_ROWS * (dot->cols / (2 * VEC_LANES));
 }
 

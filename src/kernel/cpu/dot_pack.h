@@ -51,55 +51,41 @@ VEC_INLINE void dot_store_pairs(const int parts, uint16_t *b, int64_t b_part, ve
     }
 }
 
-/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`. */
-static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count,
-                      int64_t padded)
+/* Lanes d .. d + 16 of x[count]; 0 beyond its end. */
+VEC_INLINE vec dot_load_part(const float *x, int64_t count, int64_t d)
 {
-    const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
-    for (int64_t d = 0; d < padded; d += VEC_LANES) {
-        const int64_t left = count - d < 0 ? 0 : count - d;
-        const __mmask16 real = left >= VEC_LANES ? (__mmask16)0xffff : (__mmask16)((1u << left) - 1u);
-        vec rest = _mm512_maskz_loadu_ps(real, x + d);
-        const vec_mask finite = _mm512_cmp_ps_mask(_mm512_abs_ps(rest), most, _CMP_LE_OQ);
-        /* A NaN whose only bits are low ones would become infinite; its double is a quiet one. */
-        rest = _mm512_mask_add_ps(rest, (__mmask16)~finite, rest, rest);
+    const int64_t left = attn__min(attn__max(count - d, 0), VEC_LANES);
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1u), x + d);
+}
+
+/* The upper halves of x and y, one after the other. */
+VEC_INLINE __m512i dot_join(vec x, vec y)
+{
+    const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
+                                         29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
+}
+
+/* One row of A: the parts of x[count], finite or of one part; zeros up to `padded`, a multiple of 32. */
+static void dot_split(int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count, int64_t padded)
+{
+    for (int64_t d = 0; d < padded; d += PAIR_LANES) {
+        vec low = dot_load_part(x, count, d), high = dot_load_part(x, count, d + VEC_LANES);
         for (int i = 0; i < parts; i++) {
-            const __m512i upper = _mm512_srli_epi32(_mm512_castps_si512(rest), 16);
-            _mm256_storeu_si256((void *)(a + i * a_part + d), _mm512_cvtepi32_epi16(upper));
-            rest = vec_select(finite, vec_sub(rest, dot_upper(rest)), zero);
+            _mm512_storeu_si512(a + i * a_part + d, dot_join(low, high));
+            low = vec_sub(low, dot_upper(low));
+            high = vec_sub(high, dot_upper(high));
         }
     }
 }
 
-/*
- * One row of A: the parts of `count` elements of dtype, `stride` apart; zeros up to `padded`, a multiple of
- * 32.  wide has room for count fp32.
- */
-static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtype dtype, int64_t stride,
-                         int64_t count, int64_t padded, float *wide)
+/* Two rows of B, depths k and k + 1: the parts of x[count] and y[count]; zeros up to `padded` columns, a
+ * multiple of 16. */
+VEC_INLINE void dot_split_pairs(const int parts, uint16_t *b, int64_t b_part, const float *x, const float *y,
+                                int64_t count, int64_t padded)
 {
-    if (dtype == ATTN_BF16) {
-        const uint16_t *from = src;
-        if (stride == 1) {
-            memcpy(a, from, sizeof *a * (size_t)count);
-        }
-        for (int64_t d = 0; d < count && stride != 1; d++) {
-            a[d] = from[d * stride];
-        }
-        memset(a + count, 0, sizeof *a * (size_t)(padded - count));
-    } else {
-        widen(wide, src, 0, dtype, stride, count);
-        dot_split(dot_parts_of(dtype), a, a_part, wide, count, padded);
-    }
-}
-
-/* Rows of A, `cols` long, become rows of B: rows x at depth k and y at k + 1.  cols % 16 = 0. */
-static void dot_pair_rows(uint16_t *b, const uint16_t *x, const uint16_t *y, int64_t cols)
-{
-    for (int64_t d = 0; d < cols; d += VEC_LANES) {
-        const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(x + d)));
-        const __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(y + d)));
-        _mm512_storeu_si512(b + 2 * d, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+    for (int64_t d = 0; d < padded; d += VEC_LANES) {
+        dot_store_pairs(parts, b + PAIR * d, b_part, dot_load_part(x, count, d), dot_load_part(y, count, d));
     }
 }
 

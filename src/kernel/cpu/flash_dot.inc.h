@@ -134,17 +134,14 @@ static float plain_score(const float *q, const float *k, int64_t dim)
 static void score_again(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
     const attn__block *block = state->block;
-    const attn__span *span = tile->span;
     const int64_t row = task->panel * PANEL, rows = attn__min(PANEL, block->count - row);
     for (int64_t lane = 0; lane < rows; lane++) {
-        widen_query(state, state->wide, row + lane);
+        query_row(state, state->wide, row + lane);
         const bool odd = !all_finite(state->wide, block->dim_qk);
         for (int64_t j = task->from; j < task->to; j++) {
             if (odd || tile->key_odd[j]) {
-                widen(state->other, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
-                      span->k_dim, block->dim_qk);
                 task->s[(j - task->begin) * PANEL + lane] =
-                    plain_score(state->wide, state->other, block->dim_qk);
+                    plain_score(state->wide, key_row(state, tile, j, state->other), block->dim_qk);
             }
         }
     }
@@ -262,8 +259,6 @@ static void begin_values(const dot_state *state, const dot_task *task)
 /* Values that are not finite, under the mask. */
 static void add_odd_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
-    const attn__block *block = state->block;
-    const attn__span *span = tile->span;
     for (int64_t j = task->from; j < task->to; j++) {
         if (!tile->value_odd[j]) {
             continue;
@@ -277,9 +272,8 @@ static void add_odd_values(const dot_state *state, const dot_tile *tile, const d
                 p[lane] += attn__bf16_to_f32(at[PAIR * lane + line % PAIR]);
             }
         }
-        widen(state->wide, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
-              span->v_dim, block->dim_v);
-        value_masked(task->ot, &task->band, tile->first + j, state->wide, block->dim_v, p);
+        value_masked(task->ot, &task->band, tile->first + j, value_row(state, tile, j, state->wide),
+                     state->block->dim_v, p);
     }
 }
 
@@ -321,7 +315,7 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
             values = values_of(state, before);
         }
         dot_queue queue = {.at = {dot_start(&values), dot_start(&scores)}};
-        queue.steps = dot_steps(&values) + dot_steps(&scores) + 1; /* one to change over */
+        queue.steps = dot_steps(&queue.at[0]) + dot_steps(&queue.at[1]) + 1; /* one to change over */
         if (now != NULL) {
             end_scores(state, tile, now);
             softmax(state, now, &queue);
@@ -348,20 +342,37 @@ static void clear(const dot_state *state)
     }
 }
 
+/* 16 dims of 16 rows of O from O^T; lanes that are not there are left out. */
+static void write_square(float *o, int64_t stride, const float *ot, const float *inverse, int64_t rows,
+                         int64_t dims)
+{
+    float square[VEC_LANES * VEC_LANES];
+    const __mmask16 real = (__mmask16)((1u << dims) - 1u);
+    dot_transpose((void *)square, PAIR_LANES, (const void *)ot, PAIR * PANEL);
+    for (int64_t i = 0; i < rows; i++) {
+        const vec x = vec_mul(vec_load(square + i * VEC_LANES), vec_set(inverse[i]));
+        _mm512_mask_storeu_ps(o + i * stride, real, x);
+    }
+}
+
 /* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
  * sum = 0, which gives O = 0 and lse = -inf. */
 static void write_rows(const dot_state *state)
 {
     const attn__block *block = state->block;
-    for (int64_t row = 0; row < block->count; row++) {
-        const float *from = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
-        float *to = block->o + row * block->o_stride;
-        float sum = state->sum[row];
-        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for (int64_t d = 0; d < block->dim_v; d++) {
-            to[d] = from[d * PANEL] * inverse;
+    for (int64_t row = 0; row < block->count; row += VEC_LANES) {
+        const int64_t rows = attn__min(VEC_LANES, block->count - row);
+        const float *ot = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
+        float inverse[VEC_LANES];
+        for (int64_t i = row; i < row + rows; i++) {
+            const float sum = state->sum[i];
+            inverse[i - row] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            block->lse[i] = (float)(((double)state->max[i] + log2((double)sum)) * 0.69314718055994530942);
         }
-        block->lse[row] = (float)(((double)state->max[row] + log2((double)sum)) * 0.69314718055994530942);
+        for (int64_t d = 0; d < block->dim_v; d += VEC_LANES) {
+            write_square(block->o + row * block->o_stride + d, block->o_stride, ot + d * PANEL, inverse, rows,
+                         attn__min(VEC_LANES, block->dim_v - d));
+        }
     }
 }
 
