@@ -89,6 +89,21 @@ VEC_INLINE void dot_split_pairs(const int parts, uint16_t *b, int64_t b_part, co
     }
 }
 
+/* Two rows of B: rows x and y of bf16, `cols` long, a multiple of 16.  Returns whether all is finite. */
+static bool dot_pair_rows(uint16_t *b, const uint16_t *x, const uint16_t *y, int64_t cols)
+{
+    const __m512i exponents = _mm512_set1_epi16(0x7f80);
+    __mmask32 odd = 0;
+    for (int64_t d = 0; d < cols; d += VEC_LANES) {
+        const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(x + d)));
+        const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(y + d)));
+        const __m512i both = _mm512_or_si512(even, _mm512_slli_epi32(high, 16));
+        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponents), exponents);
+        _mm512_storeu_si512(b + PAIR * d, both);
+    }
+    return odd == 0;
+}
+
 /*
  * 16 x 16 pairs of bf16 transposed: to[j][i] = from[i][j].  A[16 rows][32 of depth] becomes B[16 pairs of
  * depth][16 cols]; B[16 pairs][16 cols] becomes A[16][32].

@@ -74,8 +74,8 @@ static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *pan
         task->whole_to = attn__max(task->whole_from, attn__min(to, band.row + band.hi + 1 - tile->first));
         task->begin = from / KEY_STEP * KEY_STEP;
         task->end = round_up(to, KEY_STEP);
-        task->s = state->s + turn % 2 * TILE_K * PANEL;
-        task->p = state->p + turn % 2 * state->p_parts * TILE_K * PANEL;
+        task->s = state->s + turn % 2 * state->tile_k * PANEL;
+        task->p = state->p + turn % 2 * state->p_parts * state->tile_k * PANEL;
         task->ot = state->ot + task->panel * state->width * PANEL;
         return true;
     }
@@ -87,7 +87,7 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
     const int64_t depth = state->depth;
     return (attn__dot){.a = state->k + task->begin * depth,
                        .a_row = depth,
-                       .a_part = TILE_K * depth,
+                       .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = state->q + task->panel * PANEL * state->q_parts * depth,
                        .b_row = PAIR * PANEL,
@@ -105,12 +105,12 @@ static attn__dot values_of(const dot_state *state, const dot_task *task)
 {
     const bool one = state->parts == 1;
     return (attn__dot){.a = state->v + task->begin,
-                       .a_row = TILE_K,
-                       .a_part = TILE_K * state->width,
+                       .a_row = state->tile_k,
+                       .a_part = state->tile_k * state->width,
                        .a_parts = state->parts,
                        .b = task->p,
                        .b_row = PAIR * PANEL,
-                       .b_part = TILE_K * PANEL,
+                       .b_part = state->tile_k * PANEL,
                        .b_parts = state->p_parts,
                        .c = one ? task->ot : state->fresh,
                        .c_row = PANEL,
@@ -176,11 +176,11 @@ VEC_INLINE vec weigh(const int parts, const float *s, vec factor, vec less)
 }
 
 /* P of the task's keys from s to p, and their sums; the queue's steps spread evenly between. */
-VEC_INLINE void weigh_keys(const int parts, const dot_task *task, float scale, const vec *less, vec *sum,
-                           dot_queue *queue)
+VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_task *task, const vec *less,
+                           vec *sum, dot_queue *queue)
 {
-    const vec factor = vec_set(scale), less0 = less[0], less1 = less[1];
-    const int64_t p_part = TILE_K * PANEL, pairs = (task->end - task->begin) / PAIR;
+    const vec factor = vec_set(state->factor), less0 = less[0], less1 = less[1];
+    const int64_t p_part = state->tile_k * PANEL, pairs = (task->end - task->begin) / PAIR;
     const float *s = task->s;
     uint16_t *p = task->p;
     vec sum0 = vec_set(0.0f), sum1 = vec_set(0.0f);
@@ -224,9 +224,9 @@ static void softmax(const dot_state *state, dot_task *task, dot_queue *queue)
     }
     task->moved = moved != 0;
     if (state->p_parts == 1) {
-        weigh_keys(1, task, state->factor, less, fresh, queue);
+        weigh_keys(1, state, task, less, fresh, queue);
     } else {
-        weigh_keys(WEIGHT_PARTS, task, state->factor, less, fresh, queue);
+        weigh_keys(WEIGHT_PARTS, state, task, less, fresh, queue);
     }
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -268,7 +268,7 @@ static void add_odd_values(const dot_state *state, const dot_tile *tile, const d
         for (int64_t lane = 0; lane < PANEL; lane++) {
             p[lane] = 0.0f;
             for (int part = state->p_parts - 1; part >= 0; part--) {
-                const uint16_t *at = task->p + part * TILE_K * PANEL + (line - line % PAIR) * PANEL;
+                const uint16_t *at = task->p + part * state->tile_k * PANEL + (line - line % PAIR) * PANEL;
                 p[lane] += attn__bf16_to_f32(at[PAIR * lane + line % PAIR]);
             }
         }
@@ -388,8 +388,8 @@ static void forward(const attn__block *block, void *scratch)
         const attn__span *span = &block->spans[s];
         int64_t first = attn__max(span->first, block->first + block->lo);
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
-        for (; first < end; first += TILE_K) {
-            dot_tile tile = {.span = span, .first = first, .count = attn__min(TILE_K, end - first)};
+        for (; first < end; first += state.tile_k) {
+            dot_tile tile = {.span = span, .first = first, .count = attn__min(state.tile_k, end - first)};
             tile.padded = round_up(tile.count, KEY_STEP);
             pack_keys(&state, &tile);
             pack_values(&state, &tile);

@@ -12,8 +12,9 @@
 
 enum {
     TILE_Q = 512,              /* queries of a call, at most */
-    TILE_K = 128,              /* keys of a tile, at most: S^T and P^T of a panel are 24 KiB of L1 */
+    TILE_K = 256,              /* keys of a tile of one part, at most; half of that of more */
     KEY_STEP = 32,             /* the depth of a tile product */
+    KEY_BYTES = 512 * 1024,    /* K and V^T of a tile, in L2 */
     QUERY_BYTES = 1024 * 1024, /* Q^T and O^T of a call, in L2 */
     WEIGHT_PARTS = 3,          /* of P, unless the inputs are one part */
 };
@@ -21,18 +22,18 @@ enum {
 typedef struct dot_state {
     const attn__block *block;
     int parts, q_parts, p_parts;
-    int64_t panels;
+    int64_t panels, tile_k;
     int64_t depth, width; /* dim_qk and dim_v up to whole tiles */
     float factor;         /* of scores: they become powers of 2; 1 if that is folded into Q */
     uint16_t *q;          /* [panel][part][depth / 2][PANEL][2] */
     float *ot;            /* [panel][width][PANEL] */
     float *max, *sum;     /* [panel][PANEL] */
     bool *odd;            /* [panel]: a query is not finite, in more parts than one */
-    float *s;             /* [2][TILE_K][PANEL] */
-    uint16_t *p;          /* [2][part][TILE_K / 2][PANEL][2] */
+    float *s;             /* [2][tile_k][PANEL] */
+    uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [width][PANEL]: V^T P^T of one tile */
-    uint16_t *k;          /* [part][TILE_K][depth] */
-    uint16_t *v;          /* [part][width][TILE_K] */
+    uint16_t *k;          /* [part][tile_k][depth] */
+    uint16_t *v;          /* [part][width][tile_k] */
     uint16_t *rows;       /* [part][32][longest dim]: queries, or [part][16][longest dim][2]: values */
     float *wide, *other;  /* rows in fp32 */
 } dot_state;
@@ -68,17 +69,20 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     state->panels = attn__ceil_div(rows, PANEL);
     state->depth = round_up(dim_qk, PAIR_LANES);
     state->width = round_up(dim_v, VEC_LANES);
+    const int64_t key_bytes = (int64_t)sizeof(uint16_t) * state->parts * (state->depth + state->width);
+    state->tile_k =
+        attn__min(state->parts == 1 ? TILE_K : TILE_K / 2, KEY_BYTES / key_bytes / KEY_STEP * KEY_STEP);
     const int64_t lanes = state->panels * PANEL, longest = round_up(attn__max(dim_qk, dim_v), PAIR_LANES);
     state->q = take_bf16(scratch, &used, lanes * state->q_parts * state->depth);
     state->ot = take(scratch, &used, lanes * state->width);
     state->max = take(scratch, &used, lanes);
     state->sum = take(scratch, &used, lanes);
     state->odd = (void *)take(scratch, &used, state->panels);
-    state->s = take(scratch, &used, 2 * TILE_K * PANEL);
-    state->p = take_bf16(scratch, &used, 2 * state->p_parts * TILE_K * PANEL);
+    state->s = take(scratch, &used, 2 * state->tile_k * PANEL);
+    state->p = take_bf16(scratch, &used, 2 * state->p_parts * state->tile_k * PANEL);
     state->fresh = take(scratch, &used, state->width * PANEL);
-    state->k = take_bf16(scratch, &used, state->parts * TILE_K * state->depth);
-    state->v = take_bf16(scratch, &used, state->parts * TILE_K * state->width);
+    state->k = take_bf16(scratch, &used, state->parts * state->tile_k * state->depth);
+    state->v = take_bf16(scratch, &used, state->parts * state->tile_k * state->width);
     state->rows = take_bf16(scratch, &used, WEIGHT_PARTS * KEY_STEP * longest);
     state->wide = take(scratch, &used, longest);
     state->other = take(scratch, &used, longest);
@@ -170,17 +174,38 @@ static void pack_keys(const dot_state *state, dot_tile *tile)
             const float *row = key_row(state, tile, j, state->wide);
             tile->key_odd[j] = state->parts > 1 && !all_finite(row, dim);
             tile->odd_k = tile->odd_k || tile->key_odd[j];
-            dot_split(state->parts, to, TILE_K * depth, row, dim, depth);
+            dot_split(state->parts, to, state->tile_k * depth, row, dim, depth);
         } else {
-            dot_split(state->parts, to, TILE_K * depth, state->wide, 0, depth);
+            dot_split(state->parts, to, state->tile_k * depth, state->wide, 0, depth);
         }
+    }
+}
+
+/* Two rows of values as a row of pairs. */
+static void pair_values(const dot_state *state, uint16_t *to, const float *x, const float *y)
+{
+    const int64_t width = state->width, dim = state->block->dim_v, part = KEY_STEP * width;
+    if (state->parts == 1) {
+        dot_split_pairs(1, to, part, x, y, dim, width);
+    } else if (state->parts == 2) {
+        dot_split_pairs(2, to, part, x, y, dim, width);
+    } else {
+        dot_split_pairs(3, to, part, x, y, dim, width);
     }
 }
 
 /* Values j and j + 1 as a row of pairs; zeros for those that are not there or not finite. */
 static void pack_value_pair(const dot_state *state, dot_tile *tile, int64_t j, uint16_t *to)
 {
-    const int64_t width = state->width, dim = state->block->dim_v, part = KEY_STEP * width;
+    const attn__span *span = tile->span;
+    const int64_t dim = state->block->dim_v;
+    if (state->parts == 1 && span->v_dim == 1 && dim == state->width && j + 1 < tile->count) {
+        const uint16_t *from = (const uint16_t *)span->v + (tile->first + j - span->first) * span->v_token;
+        tile->value_odd[j] = tile->value_odd[j + 1] = false;
+        if (dot_pair_rows(to, from, from + span->v_token, dim)) {
+            return;
+        }
+    }
     const float *row[PAIR];
     float *copy[PAIR] = {state->wide, state->other};
     for (int i = 0; i < PAIR; i++) {
@@ -193,13 +218,7 @@ static void pack_value_pair(const dot_state *state, dot_tile *tile, int64_t j, u
             row[i] = copy[i];
         }
     }
-    if (state->parts == 1) {
-        dot_split_pairs(1, to, part, row[0], row[1], dim, width);
-    } else if (state->parts == 2) {
-        dot_split_pairs(2, to, part, row[0], row[1], dim, width);
-    } else {
-        dot_split_pairs(3, to, part, row[0], row[1], dim, width);
-    }
+    pair_values(state, to, row[0], row[1]);
 }
 
 /* V^T of the tile. */
@@ -212,9 +231,9 @@ static void pack_values(const dot_state *state, dot_tile *tile)
         }
         for (int64_t part = 0; part < state->parts; part++) {
             const uint16_t *from = state->rows + part * KEY_STEP * width;
-            uint16_t *to = state->v + part * TILE_K * width + j;
+            uint16_t *to = state->v + part * state->tile_k * width + j;
             for (int64_t d = 0; d < width; d += VEC_LANES) {
-                dot_transpose(to + d * TILE_K, TILE_K, from + PAIR * d, PAIR * width);
+                dot_transpose(to + d * state->tile_k, state->tile_k, from + PAIR * d, PAIR * width);
             }
         }
     }
