@@ -4,7 +4,8 @@
  *
  * METHOD.  2 x 2 tiles of C, 32 x 32 sums, stay in registers while the depth goes by 32 at a time: 4 tiles
  * are loaded for 4 products.  The parts of x are x cut after each 8 bits (Henry, Tang & Heinecke, ARITH 2019,
- * arXiv 1904.06376); pairs of small parts are summed first, so that what is rounded away is small against C.
+ * arXiv 1904.06376); pairs of small parts are summed first, so that what is rounded away is small against C:
+ * along the depth together, which takes 6 operand loads for 5 pairs and memory through the caches once.
  *
  * ROUNDING.  A tile product sums its 16 even and its 16 odd terms apart, by FMA in fp32, then adds both to C
  * (Intel SDM, TDPBF16PS).  Subnormal inputs and results count as 0.
@@ -16,7 +17,7 @@
 #ifndef ATTN_DOT_AMX_H
 #define ATTN_DOT_AMX_H
 
-enum { DOT_PARTS = 3, DOT_PAIRS = 6, TILE_ROWS = 16, TILE_DEPTH = 32 };
+enum { DOT_PARTS = 3, TILE_ROWS = 16, TILE_DEPTH = 32 };
 
 /* Some compilers do not know that tile loads read memory: what they read must be there. */
 #define DOT_FENCE() __asm__ volatile("" ::: "memory")
@@ -35,115 +36,185 @@ static void dot_end(void)
     _tile_release();
 }
 
-/*
- * How far a product has come.  A step is 32 deep, for 2 x 2 tiles of C (1 x 2 at the end of odd rows); after
- * the last of a block one more stores it, so that who does other work between steps does not wait for the
- * sums.
+/* Pairs of parts in an order in which each shares an operand with the one before; all but the last are small.
  */
+enum { DOT_PAIRS = 6, DOT_LAST = DOT_PAIRS - 1 };
+static const int dot_part_a[DOT_PAIRS] = {0, 0, 1, 1, 2, 0}, dot_part_b[DOT_PAIRS] = {2, 1, 1, 0, 0, 0};
+
+/* How far a product has come: the next step is one pair of parts, 32 deep, for up to 2 x 2 tiles of C. */
 typedef struct dot_cursor {
     const attn__dot *dot;
-    int64_t row, col, k;                          /* row >= dot->rows: done */
-    int pair, pairs;                              /* of parts; pair == pairs: the block is to be stored */
-    int64_t a_pair[DOT_PAIRS], b_pair[DOT_PAIRS]; /* where the parts of each begin */
+    int64_t row, col, k; /* row >= dot->rows: done */
+    int pair;
+    bool last;          /* the small pairs are done */
+    int held_a, held_b; /* parts in tiles 4 to 7, or -1 */
+    float *full;        /* C of the block before, still in tiles 0 to 3, or NULL */
+    bool full_two;
 } dot_cursor;
+
+/* The first pair from `pair` on that the product has; every product has the last. */
+static int dot_pair_from(const attn__dot *dot, int pair)
+{
+    while (pair < DOT_LAST && (dot_part_a[pair] >= dot->a_parts || dot_part_b[pair] >= dot->b_parts)) {
+        pair++;
+    }
+    return pair;
+}
 
 static dot_cursor dot_start(const attn__dot *dot)
 {
-    dot_cursor at = {.dot = dot};
-    for (int sum = DOT_PARTS - 1; sum >= 0; sum--) {
-        for (int i = 0; i <= sum; i++) {
-            if (i < dot->a_parts && sum - i < dot->b_parts) {
-                at.a_pair[at.pairs] = i * dot->a_part;
-                at.b_pair[at.pairs++] = (sum - i) * dot->b_part;
-            }
-        }
-    }
-    return at;
+    const int pair = dot_pair_from(dot, 0);
+    return (dot_cursor){.dot = dot, .pair = pair, .last = pair == DOT_LAST, .held_a = -1, .held_b = -1};
 }
 
 /* The steps of a product. */
-static int64_t dot_steps(const dot_cursor *at)
+static int64_t dot_steps(const attn__dot *dot)
+{
+    int64_t pairs = 0;
+    for (int pair = 0; pair < DOT_PAIRS; pair++) {
+        pairs += dot_part_a[pair] < dot->a_parts && dot_part_b[pair] < dot->b_parts;
+    }
+    return pairs * attn__ceil_div(dot->rows, 2 * TILE_ROWS) * (dot->cols / (2 * TILE_ROWS)) *
+           (dot->depth / TILE_DEPTH);
+}
+
+/* Tile t of C: what it held goes to memory, and it becomes 0 or what C holds. */
+#define DOT_TURN(t, offset)                                                                                  \
+    do {                                                                                                     \
+        if (at->full != NULL && ((t) < 2 || at->full_two)) {                                                 \
+            _tile_stored(t, at->full + (offset), c_row);                                                     \
+        }                                                                                                    \
+        if (!dot->add) {                                                                                     \
+            _tile_zero(t);                                                                                   \
+        } else if ((t) < 2 || two) {                                                                         \
+            _tile_loadd(t, c + (offset), c_row);                                                             \
+        }                                                                                                    \
+    } while (0)
+
+/* The first step of a block.  The block before leaves its tiles one by one, as late as can be, so that
+ * products go on meanwhile. */
+VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
 {
     const attn__dot *dot = at->dot;
-    const int64_t blocks = attn__ceil_div(dot->rows, 2 * TILE_ROWS) * (dot->cols / (2 * TILE_ROWS));
-    return blocks * (at->pairs * (dot->depth / TILE_DEPTH) + 1);
-}
-
-/* C, one or two rows of tiles, from memory to tiles 0 to 3, or zeros. */
-VEC_INLINE void dot_load(const attn__dot *dot, const float *c, bool two)
-{
-    const size_t row = sizeof *c * (size_t)dot->c_row;
-    if (!dot->add) {
-        _tile_zero(0);
-        _tile_zero(1);
-        _tile_zero(2);
-        _tile_zero(3);
-        return;
-    }
-    _tile_loadd(0, c, row);
-    _tile_loadd(1, c + TILE_ROWS, row);
-    if (two) {
-        _tile_loadd(2, c + TILE_ROWS * dot->c_row, row);
-        _tile_loadd(3, c + TILE_ROWS * dot->c_row + TILE_ROWS, row);
-    }
-}
-
-VEC_INLINE void dot_store(const attn__dot *dot, float *c, bool two)
-{
-    const size_t row = sizeof *c * (size_t)dot->c_row;
-    _tile_stored(0, c, row);
-    _tile_stored(1, c + TILE_ROWS, row);
-    if (two) {
-        _tile_stored(2, c + TILE_ROWS * dot->c_row, row);
-        _tile_stored(3, c + TILE_ROWS * dot->c_row + TILE_ROWS, row);
-    }
-}
-
-VEC_INLINE void dot_multiply(const attn__dot *dot, const uint16_t *a, const uint16_t *b, bool two)
-{
     const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
-    _tile_loadd(6, b, b_row);
+    const size_t c_row = sizeof *dot->c * (size_t)dot->c_row;
+    const int64_t below = TILE_ROWS * dot->c_row;
+    float *c = dot->c + at->row * dot->c_row + at->col;
     _tile_loadd(4, a, a_row);
-    _tile_loadd(7, b + TILE_DEPTH, b_row);
+    _tile_loadd(6, b, b_row);
+    DOT_TURN(0, 0);
     _tile_dpbf16ps(0, 4, 6);
+    _tile_loadd(7, b + TILE_DEPTH, b_row);
+    DOT_TURN(1, TILE_ROWS);
     _tile_dpbf16ps(1, 4, 7);
     if (two) {
         _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+    }
+    DOT_TURN(2, below);
+    if (two) {
+        _tile_dpbf16ps(2, 5, 6);
+    }
+    DOT_TURN(3, below + TILE_ROWS);
+    if (two) {
+        _tile_dpbf16ps(3, 5, 7);
+    }
+    at->full = NULL;
+}
+
+/* The last block leaves its tiles. */
+static void dot_empty(dot_cursor *at)
+{
+    if (at->full == NULL) {
+        return;
+    }
+    const size_t c_row = sizeof *at->full * (size_t)at->dot->c_row;
+    float *below = at->full + TILE_ROWS * at->dot->c_row;
+    _tile_stored(0, at->full, c_row);
+    _tile_stored(1, at->full + TILE_ROWS, c_row);
+    if (at->full_two) {
+        _tile_stored(2, below, c_row);
+        _tile_stored(3, below + TILE_ROWS, c_row);
+    }
+    at->full = NULL;
+}
+
+/* Any other step. */
+VEC_INLINE void dot_go_on(const dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
+{
+    const attn__dot *dot = at->dot;
+    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
+    if (dot_part_a[at->pair] != at->held_a) {
+        _tile_loadd(4, a, a_row);
+    }
+    if (dot_part_b[at->pair] != at->held_b) {
+        _tile_loadd(6, b, b_row);
+        _tile_loadd(7, b + TILE_DEPTH, b_row);
+    }
+    _tile_dpbf16ps(0, 4, 6);
+    _tile_dpbf16ps(1, 4, 7);
+    if (two) {
+        if (dot_part_a[at->pair] != at->held_a) {
+            _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+        }
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
 }
 
-/* One step; false if there was none left.  Whoever takes single steps leaves the tiles alone between them and
- * sees to it that what a step reads has been written. */
+/* After a step: the next pair at this depth, the next depth, the last pair from depth 0 on, the next block.
+ */
+VEC_INLINE void dot_move(dot_cursor *at, bool two)
+{
+    const attn__dot *dot = at->dot;
+    at->held_a = dot_part_a[at->pair];
+    at->held_b = dot_part_b[at->pair];
+    if (at->pair != DOT_LAST) {
+        at->pair = dot_pair_from(dot, at->pair + 1);
+        if (at->pair != DOT_LAST) {
+            return;
+        }
+    }
+    at->held_a = at->held_b = -1;
+    at->k += TILE_DEPTH;
+    if (at->k < dot->depth) {
+        at->pair = at->last ? DOT_LAST : dot_pair_from(dot, 0);
+        return;
+    }
+    at->k = 0;
+    at->pair = DOT_LAST;
+    if (!at->last) {
+        at->last = true;
+        return;
+    }
+    at->pair = dot_pair_from(dot, 0);
+    at->last = at->pair == DOT_LAST;
+    at->full = dot->c + at->row * dot->c_row + at->col;
+    at->full_two = two;
+    at->col += 2 * TILE_ROWS;
+    if (at->col >= dot->cols) {
+        at->col = 0;
+        at->row += 2 * TILE_ROWS;
+    }
+}
+
+/* One step; false if there was none left and C is complete.  Whoever takes single steps leaves the tiles
+ * alone between them and sees to it that what a step reads has been written. */
 VEC_INLINE bool dot_step(dot_cursor *at)
 {
     const attn__dot *dot = at->dot;
     if (at->row >= dot->rows) {
+        dot_empty(at);
         return false;
     }
     const bool two = dot->rows - at->row > TILE_ROWS;
-    float *c = dot->c + at->row * dot->c_row + at->col;
-    if (at->pair == at->pairs) {
-        dot_store(dot, c, two);
-        at->pair = 0;
-        at->col += 2 * TILE_ROWS;
-        if (at->col >= dot->cols) {
-            at->col = 0;
-            at->row += 2 * TILE_ROWS;
-        }
-        return true;
+    const uint16_t *a = dot->a + dot_part_a[at->pair] * dot->a_part + at->row * dot->a_row + at->k;
+    const uint16_t *b = dot->b + dot_part_b[at->pair] * dot->b_part + at->k / 2 * dot->b_row + 2 * at->col;
+    if (at->k == 0 && at->pair == dot_pair_from(dot, 0)) {
+        dot_begin_block(at, a, b, two);
+    } else {
+        dot_go_on(at, a, b, two);
     }
-    if (at->pair == 0 && at->k == 0) {
-        dot_load(dot, c, two);
-    }
-    dot_multiply(dot, dot->a + at->a_pair[at->pair] + at->row * dot->a_row + at->k,
-                 dot->b + at->b_pair[at->pair] + at->k / 2 * dot->b_row + 2 * at->col, two);
-    at->k += TILE_DEPTH;
-    if (at->k >= dot->depth) {
-        at->k = 0;
-        at->pair++;
-    }
+    dot_move(at, two);
     return true;
 }
 

@@ -77,9 +77,8 @@ static dot_cursor dot_start(const attn__dot *dot)
 }
 
 /* The steps of a product. */
-static int64_t dot_steps(const dot_cursor *at)
+static int64_t dot_steps(const attn__dot *dot)
 {
-    const attn__dot *dot = at->dot;
     return dot->rows / DOT_ROWS * (dot->cols / (2 * VEC_LANES));
 }
 

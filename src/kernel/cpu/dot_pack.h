@@ -58,24 +58,69 @@ VEC_INLINE vec dot_load_part(const float *x, int64_t count, int64_t d)
     return _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1u), x + d);
 }
 
-/* The upper halves of x and y, one after the other. */
-VEC_INLINE __m512i dot_join(vec x, vec y)
+/* The first parts of 32 fp32, side by side. */
+VEC_INLINE __m512i dot_upper_row(vec x, vec y)
 {
     const __m512i odd = _mm512_set_epi16(63, 61, 59, 57, 55, 53, 51, 49, 47, 45, 43, 41, 39, 37, 35, 33, 31,
                                          29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
     return _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
 }
 
-/* One row of A: the parts of x[count], finite or of one part; zeros up to `padded`, a multiple of 32. */
-static void dot_split(int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count, int64_t padded)
+/* The parts of 32 fp32 as rows of A: one is rounded, more are cut, as in dot_store_pairs. */
+VEC_INLINE void dot_cut(const int parts, __m512i *row, vec x, vec y)
 {
+    if (parts == 1) {
+        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
+        return;
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < parts; i++) {
+        row[i] = dot_upper_row(x, y);
+        x = vec_sub(x, dot_upper(x));
+        y = vec_sub(y, dot_upper(y));
+    }
+}
+
+/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`, a multiple of 32. */
+static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count,
+                      int64_t padded)
+{
+    const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
     for (int64_t d = 0; d < padded; d += PAIR_LANES) {
-        vec low = dot_load_part(x, count, d), high = dot_load_part(x, count, d + VEC_LANES);
-        for (int i = 0; i < parts; i++) {
-            _mm512_storeu_si512(a + i * a_part + d, dot_join(low, high));
-            low = vec_sub(low, dot_upper(low));
-            high = vec_sub(high, dot_upper(high));
+        vec rest[2];
+        vec_mask finite[2];
+        FLASH_UNROLL
+        for (int half = 0; half < 2; half++) {
+            rest[half] = dot_load_part(x, count, d + half * VEC_LANES);
+            finite[half] = _mm512_cmp_ps_mask(_mm512_abs_ps(rest[half]), most, _CMP_LE_OQ);
         }
+        for (int i = 0; i < parts; i++) {
+            _mm512_storeu_si512(a + i * a_part + d, dot_upper_row(rest[0], rest[1]));
+            rest[0] = vec_select(finite[0], vec_sub(rest[0], dot_upper(rest[0])), zero);
+            rest[1] = vec_select(finite[1], vec_sub(rest[1], dot_upper(rest[1])), zero);
+        }
+    }
+}
+
+/*
+ * One row of A: the parts of `count` elements of dtype, `stride` apart; zeros up to `padded`, a multiple of
+ * 32.  wide has room for count fp32.
+ */
+static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtype dtype, int64_t stride,
+                         int64_t count, int64_t padded, float *wide)
+{
+    if (dtype == ATTN_BF16) {
+        const uint16_t *from = src;
+        if (stride == 1) {
+            memcpy(a, from, sizeof *a * (size_t)count);
+        }
+        for (int64_t d = 0; d < count && stride != 1; d++) {
+            a[d] = from[d * stride];
+        }
+        memset(a + count, 0, sizeof *a * (size_t)(padded - count));
+    } else {
+        widen(wide, src, 0, dtype, stride, count);
+        dot_split(dot_parts_of(dtype), a, a_part, wide, count, padded);
     }
 }
 

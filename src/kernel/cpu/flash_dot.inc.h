@@ -315,7 +315,7 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
             values = values_of(state, before);
         }
         dot_queue queue = {.at = {dot_start(&values), dot_start(&scores)}};
-        queue.steps = dot_steps(&queue.at[0]) + dot_steps(&queue.at[1]) + 1; /* one to change over */
+        queue.steps = dot_steps(&values) + dot_steps(&scores) + 1; /* one to change over */
         if (now != NULL) {
             end_scores(state, tile, now);
             softmax(state, now, &queue);

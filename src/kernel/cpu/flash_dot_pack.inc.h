@@ -157,27 +157,31 @@ static void pack_queries(const dot_state *state)
     }
 }
 
+/* Whether the bf16 row, or the first part of a row, is finite; count % 32 = 0. */
+static bool finite_row(const uint16_t *row, int64_t count)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 odd = 0;
+    for (int64_t d = 0; d < count; d += PAIR_LANES) {
+        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(row + d), exponent), exponent);
+    }
+    return odd == 0;
+}
+
 /* Keys of the tile. */
 static void pack_keys(const dot_state *state, dot_tile *tile)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
-    const int64_t depth = state->depth, dim = block->dim_qk;
-    const bool copy = state->parts == 1 && span->k_dim == 1 && dim == depth;
+    const int64_t depth = state->depth, part = state->tile_k * depth;
     for (int64_t j = 0; j < tile->padded; j++) {
+        const bool real = j < tile->count;
+        const int64_t at = (tile->first + j - span->first) * span->k_token;
         uint16_t *to = state->k + j * depth;
-        tile->key_odd[j] = false;
-        if (j < tile->count && copy) {
-            const int64_t at = (tile->first + j - span->first) * span->k_token;
-            memcpy(to, (const uint16_t *)span->k + at, sizeof *to * (size_t)dim);
-        } else if (j < tile->count) {
-            const float *row = key_row(state, tile, j, state->wide);
-            tile->key_odd[j] = state->parts > 1 && !all_finite(row, dim);
-            tile->odd_k = tile->odd_k || tile->key_odd[j];
-            dot_split(state->parts, to, state->tile_k * depth, row, dim, depth);
-        } else {
-            dot_split(state->parts, to, state->tile_k * depth, state->wide, 0, depth);
-        }
+        dot_pack_row(to, part, real ? attn__element(span->k, block->dtype, at) : state->wide, block->dtype,
+                     span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
+        tile->key_odd[j] = state->parts > 1 && !finite_row(to, depth);
+        tile->odd_k = tile->odd_k || tile->key_odd[j];
     }
 }
 
