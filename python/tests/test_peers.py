@@ -67,7 +67,8 @@ def test_reference(random, causal):
 def test_torch_cpu(more):
     command = "--tokens 70 --dim 16 --heads 2 --pairs 2 --pass forward,backward --dtype f32,bf16"
     environment = {**os.environ, "ATTN_LIBRARY": attn.library()}
-    answer = subprocess.run([sys.executable, PEERS / "torch_cpu.py", *command.split(), "--format", "json", *more],
+    program = [sys.executable, PEERS / "torch_cpu.py", "--format", "json"]
+    answer = subprocess.run([*program, *command.split(), *more],
                             check=True, capture_output=True, text=True, env=environment)
     rows = json.loads(answer.stdout)["rows"]
     few = "--queries" in more
