@@ -18,8 +18,9 @@ import time
 # where the package is not installed
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "python"))
 
-COLUMNS = ("pass", "dtype", "threads", "batch", "heads", "kv_heads", "tokens", "dim", "mask", "ours_gflops",
-           "peer_gflops", "ratio", "quartiles", "range", "pairs", "ours_error", "peer_error", "status")
+COLUMNS = ("pass", "dtype", "threads", "batch", "heads", "kv_heads", "queries", "tokens", "dim", "mask",
+           "ours_gflops", "peer_gflops", "ratio", "quartiles", "range", "pairs", "ours_error", "peer_error",
+           "status")
 
 
 def numbers(text):
@@ -39,6 +40,8 @@ def arguments(description, passes=("forward", ), dtypes=("f32", "f16", "bf16")):
     parser.add_argument("--heads", type=numbers, default=[8], help="list; k is 1000, Ki is 1024")
     parser.add_argument("--kv-heads", type=int, default=0, help="0: as many as heads")
     parser.add_argument("--tokens", type=numbers, default=[512, 2048])
+    parser.add_argument("--queries", type=int, default=0,
+                        help="of each head, without a mask, as in decoding; 0: as many as tokens")
     parser.add_argument("--dim", type=numbers, default=[64, 128])
     parser.add_argument("--mask", choices=("full", "causal", "both"), default="both")
     parser.add_argument("--dtype", default="f32", help=f"list of {', '.join(dtypes)}")
@@ -59,20 +62,23 @@ def arguments(description, passes=("forward", ), dtypes=("f32", "f16", "bf16")):
 
 
 def cases(options):
+    # Libraries differ in where a causal mask begins if there are fewer queries than keys.
     masks = ("full", "causal") if options.mask == "both" else (options.mask, )
+    masks = ("full", ) if options.queries else masks
     passes = getattr(options, "passes", "forward").split(",")
     axes = itertools.product(passes, options.dtype.split(","), options.threads, options.heads, options.tokens,
                              options.dim, masks)
     for kind, dtype, threads, heads, tokens, dim, mask in axes:
         yield {
             "pass": kind, "dtype": dtype, "threads": threads, "batch": options.batch, "heads": heads,
-            "kv_heads": options.kv_heads or heads, "tokens": tokens, "dim": dim, "mask": mask
+            "kv_heads": options.kv_heads or heads, "queries": options.queries or tokens, "tokens": tokens,
+            "dim": dim, "mask": mask
         }
 
 
 def flops(case):
     tokens = case["tokens"]
-    cells = tokens * (tokens + 1) // 2 if case["mask"] == "causal" else tokens * tokens
+    cells = tokens * (tokens + 1) // 2 if case["mask"] == "causal" else case["queries"] * tokens
     forward = 4.0 * case["batch"] * case["heads"] * cells * case["dim"]
     return forward * (2.5 if case["pass"] == "backward" else 1.0)
 

@@ -47,6 +47,9 @@ def build(source, folder):
     return folder / "ggml_driver"
 
 
+SIZES = ("batch", "heads", "kv_heads", "queries", "tokens", "dim", "threads")
+
+
 class Driver:
     """One process of ggml, which computes when it is told to."""
 
@@ -55,7 +58,7 @@ class Driver:
         for path, array in zip(paths, arrays):
             array.tofile(path)
         self.result = paths[3]
-        sizes = [str(case[name]) for name in ("batch", "heads", "kv_heads", "tokens", "dim", "threads")]
+        sizes = [str(case[name]) for name in SIZES]
         self.process = subprocess.Popen([program, *paths, *sizes, case["mask"], case["dtype"]],
                                         stdin=subprocess.PIPE,
                                         stdout=subprocess.PIPE,
@@ -76,21 +79,21 @@ class Driver:
         return float(self.answer())
 
     def finish(self, case):
-        """The result, [batch, tokens, heads, dim]."""
+        """The result, [batch, queries, heads, dim]."""
         self.process.stdin.close()
         if self.process.wait() != 0:
             raise RuntimeError(f"the driver ended with {self.process.returncode}")
-        return np.fromfile(self.result, np.float32).reshape(case["batch"], case["tokens"], case["heads"],
-                                                            case["dim"])
+        shape = [case[name] for name in ("batch", "queries", "heads", "dim")]
+        return np.fromfile(self.result, np.float32).reshape(shape)
 
 
 def inputs(case, seed):
     random = np.random.default_rng(seed)
     dtype = {"f32": np.float32, "f16": np.float16}[case["dtype"]]
-    return [
-        random.standard_normal((case["batch"], case[heads], case["tokens"], case["dim"]),
-                               np.float32).astype(dtype) for heads in ("heads", "kv_heads", "kv_heads")
-    ]
+    shape_q, shape_kv = ((case["batch"], case[heads], case[tokens], case["dim"])
+                         for heads, tokens in (("heads", "queries"), ("kv_heads", "tokens")))
+    shapes = (shape_q, shape_kv, shape_kv)
+    return [random.standard_normal(shape, np.float32).astype(dtype) for shape in shapes]
 
 
 def measure(case, options, program, folder):
@@ -110,7 +113,7 @@ def measure(case, options, program, folder):
     if not options.no_check:
         batch, head = case["batch"] - 1, case["heads"] - 1
         head_kv = head // (case["heads"] // case["kv_heads"])
-        rows = common.sample_rows(case["tokens"])
+        rows = common.sample_rows(case["queries"])
         wanted = common.reference_rows(q[batch, head], k[batch, head_kv], v[batch, head_kv], rows, causal)
         row["ours_error"] = common.relative_error(out[batch, head, rows], wanted)
         row["peer_error"] = common.relative_error(peer[batch, rows, head], wanted)

@@ -51,8 +51,8 @@ def peer_attention(name, q, k, v, causal):
 
 def arrays(case, seed):
     generator = torch.Generator().manual_seed(seed)
-    shapes = [(case["batch"], case[heads], case["tokens"], case["dim"])
-              for heads in ("heads", "kv_heads", "kv_heads", "heads")]
+    sides = [("heads", "queries"), ("kv_heads", "tokens"), ("kv_heads", "tokens"), ("heads", "queries")]
+    shapes = [(case["batch"], case[heads], case[tokens], case["dim"]) for heads, tokens in sides]
     return [torch.randn(shape, generator=generator).to(DTYPES[case["dtype"]]) for shape in shapes]
 
 
@@ -71,7 +71,7 @@ def forward(case, options):
     def errors():
         group = case["heads"] // case["kv_heads"]
         batch, head = case["batch"] - 1, case["heads"] - 1
-        rows = common.sample_rows(case["tokens"])
+        rows = common.sample_rows(case["queries"])
         inputs = [x[batch, h].float().numpy() for x, h in ((q, head), (k, head // group), (v, head // group))]
         wanted = common.reference_rows(*inputs, rows, causal)
         return [
@@ -82,12 +82,12 @@ def forward(case, options):
 
 
 def reference_gradients(q, k, v, dout, causal):
-    """dq, dk and dv of one kv head in fp64; q and dout are [group, tokens, dim]. In pieces of 256 rows."""
-    tokens, scale = q.shape[1], q.shape[2]**-0.5
+    """dq, dk and dv of one kv head in fp64; q and dout are [group, queries, dim]. In pieces of 256 rows."""
+    queries, tokens, scale = q.shape[1], k.shape[0], q.shape[2]**-0.5
     dq, dk, dv = np.zeros_like(q), np.zeros_like(k), np.zeros_like(v)
     for head in range(q.shape[0]):
-        for first in range(0, tokens, 256):
-            rows = slice(first, min(first + 256, tokens))
+        for first in range(0, queries, 256):
+            rows = slice(first, min(first + 256, queries))
             keys = slice(0, rows.stop if causal else tokens)
             scores = q[head, rows] @ k[keys].T * scale
             if causal:

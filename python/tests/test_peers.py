@@ -18,8 +18,8 @@ import common # noqa: E402
 
 needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
 CASE = {
-    "pass": "forward", "dtype": "f32", "threads": 1, "batch": 2, "heads": 6, "kv_heads": 3, "tokens": 50,
-    "dim": 8
+    "pass": "forward", "dtype": "f32", "threads": 1, "batch": 2, "heads": 6, "kv_heads": 3, "queries": 50,
+    "tokens": 50, "dim": 8
 }
 
 
@@ -63,18 +63,16 @@ def test_reference(random, causal):
 
 
 @needs_torch
-@pytest.mark.parametrize("more", [[], ["--kv-heads", "1"], ["--peer", "eager", "--dtype", "f32"]])
+@pytest.mark.parametrize("more", [["--queries", "3"], ["--kv-heads", "1"], ["--peer", "eager"]])
 def test_torch_cpu(more):
-    answer = subprocess.run([
-        sys.executable, PEERS / "torch_cpu.py", "--tokens", "70", "--dim", "16", "--heads", "2", "--pairs",
-        "2", "--pass", "forward,backward", "--dtype", "f32,bf16", "--format", "json", *more
-    ],
-                            check=True,
-                            capture_output=True,
-                            text=True,
-                            env={**os.environ, "ATTN_LIBRARY": attn.library()})
+    command = "--tokens 70 --dim 16 --heads 2 --pairs 2 --pass forward,backward --dtype f32,bf16"
+    environment = {**os.environ, "ATTN_LIBRARY": attn.library()}
+    program = [sys.executable, PEERS / "torch_cpu.py", "--format", "json"]
+    answer = subprocess.run([*program, *command.split(), *more],
+                            check=True, capture_output=True, text=True, env=environment)
     rows = json.loads(answer.stdout)["rows"]
-    assert len(rows) == (4 if "f32" in more else 8)
+    few = "--queries" in more
+    assert len(rows) == (4 if few else 8) and rows[0]["queries"] == (3 if few else 70)
     for row in rows:
         if row["status"] == "ok":
             most = 2e-6 if row["dtype"] == "f32" else 2e-2

@@ -2,11 +2,12 @@
 /*
  * driver.c - ggml's flash attention on arrays from files, one run for each line of input.
  *
- * usage: ggml_driver Q K V O BATCH HEADS KV_HEADS TOKENS DIM THREADS causal|full f32|f16
+ * usage: ggml_driver Q K V O BATCH HEADS KV_HEADS QUERIES TOKENS DIM THREADS causal|full f32|f16
  *
- * Q is raw fp32 and K and V raw fp32 or fp16, [batch, heads, tokens, dim].  Says "ready", then computes once
- * for each line that it reads and prints the seconds; at the end of input it writes O, fp32 [batch, tokens,
- * heads, dim]. Built against ggml by CMakeLists.txt beside it.
+ * Q is raw fp32, [batch, heads, queries, dim], K and V are raw fp32 or fp16, [batch, kv_heads, tokens, dim].
+ * Says "ready", then computes once for each line that it reads and prints the seconds; at the end of input it
+ * writes O, fp32 [batch, queries, heads, dim].  A causal mask takes as many queries as tokens.  Built against
+ * ggml by CMakeLists.txt beside it.
  */
 #include <ggml-cpu.h>
 #include <ggml.h>
@@ -17,7 +18,7 @@
 #include <time.h>
 
 typedef struct shape {
-    int64_t batch, heads, kv_heads, tokens, dim;
+    int64_t batch, heads, kv_heads, queries, tokens, dim;
     int threads;
     int causal;
     enum ggml_type kv_type;
@@ -75,15 +76,15 @@ static struct ggml_tensor *causal_mask(struct ggml_context *context, const shape
 
 static work make(const shape *s)
 {
-    size_t planes = (size_t)(s->batch * (2 * s->heads + 2 * s->kv_heads));
-    size_t bytes = planes * (size_t)(s->tokens * s->dim) * sizeof(float);
+    int64_t rows = 2 * s->heads * s->queries + 2 * s->kv_heads * s->tokens;
+    size_t bytes = (size_t)(s->batch * rows * s->dim) * sizeof(float);
     bytes += s->causal ? (size_t)(s->tokens * mask_rows(s)) * 2 : 0;
     bytes += 16 * ggml_tensor_overhead() + ggml_graph_overhead() + (1 << 20);
     work w = {.context = ggml_init((struct ggml_init_params){.mem_size = bytes})};
     if (w.context == NULL) {
         stop("out of memory");
     }
-    w.q = ggml_new_tensor_4d(w.context, GGML_TYPE_F32, s->dim, s->tokens, s->heads, s->batch);
+    w.q = ggml_new_tensor_4d(w.context, GGML_TYPE_F32, s->dim, s->queries, s->heads, s->batch);
     w.k = ggml_new_tensor_4d(w.context, s->kv_type, s->dim, s->tokens, s->kv_heads, s->batch);
     w.v = ggml_new_tensor_4d(w.context, s->kv_type, s->dim, s->tokens, s->kv_heads, s->batch);
     struct ggml_tensor *mask = s->causal ? causal_mask(w.context, s) : NULL;
@@ -107,17 +108,18 @@ static double now(void)
 
 int main(int count, char **arguments)
 {
-    if (count != 13) {
-        stop("usage: Q K V O BATCH HEADS KV_HEADS TOKENS DIM THREADS causal|full f32|f16");
+    if (count != 14) {
+        stop("usage: Q K V O BATCH HEADS KV_HEADS QUERIES TOKENS DIM THREADS causal|full f32|f16");
     }
-    shape s = {atoll(arguments[5]),
-               atoll(arguments[6]),
-               atoll(arguments[7]),
-               atoll(arguments[8]),
-               atoll(arguments[9]),
-               atoi(arguments[10]),
-               strcmp(arguments[11], "causal") == 0,
-               strcmp(arguments[12], "f16") == 0 ? GGML_TYPE_F16 : GGML_TYPE_F32};
+    shape s = {.batch = atoll(arguments[5]),
+               .heads = atoll(arguments[6]),
+               .kv_heads = atoll(arguments[7]),
+               .queries = atoll(arguments[8]),
+               .tokens = atoll(arguments[9]),
+               .dim = atoll(arguments[10]),
+               .threads = atoi(arguments[11]),
+               .causal = strcmp(arguments[12], "causal") == 0,
+               .kv_type = strcmp(arguments[13], "f16") == 0 ? GGML_TYPE_F16 : GGML_TYPE_F32};
     ggml_cpu_init();
     work w = make(&s);
     read_tensor(w.q, arguments[1]);
