@@ -32,7 +32,7 @@ enum {
     BACK_Q = 256,              /* queries of a call, at most */
     BACK_K = 128,              /* keys of a tile, at most */
     BACK_BYTES = 1024 * 1024,  /* packed queries of a call, and their dQ */
-    KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
+    BACK_KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024, /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
@@ -101,7 +101,7 @@ static int64_t backward_tile_q(const attn__shape *shape)
 
 static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
 {
-    const int64_t most = attn__min(BACK_K, KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
+    const int64_t most = attn__min(BACK_K, BACK_KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
     return attn__max(1, most / BLOCK) * BLOCK;
 }
 
