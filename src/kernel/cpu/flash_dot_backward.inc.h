@@ -52,7 +52,7 @@ typedef struct backward_state {
     uint16_t *kt;           /* K^T: [part][dim][tile_k] */
     uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
     uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
-    float *scores, *slopes; /* S^T, dP^T of two blocks in turn: [2][BLOCK][PANEL] */
+    float *scores, *slopes; /* S^T, dP^T of two panels in turn: [2][tile_k][PANEL] */
     float *sums;            /* a product on its way to fp32 rows: [tile_k or dims][PANEL] */
     uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
     float *wide;            /* [4][dims]: q, dO, k, v of one cell */
@@ -71,22 +71,16 @@ typedef struct backward_task {
     int64_t panel;
     flash_band band;
     int64_t from, to, whole_from, whole_to, begin, end;
+    float *scores, *slopes; /* of the tile's first key, as all here */
     uint16_t *pairs;
 } backward_task;
 
-/* One block of a task: keys from `key` on. */
-typedef struct backward_block {
-    const backward_task *task;
-    int64_t key;
-    float *scores, *slopes;
-} backward_block;
-
-/* What the tiles do beside the vectors: S^T and dP^T of the next block, dQ^T of the panel before. */
+/* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next. */
 typedef struct backward_queue {
     attn__dot dot[3];
     dot_cursor at[3];
     int now;
-    int64_t steps;
+    int64_t steps, due; /* due: steps * keys so far - keys of the task * steps taken */
 } backward_queue;
 
 /* ---- sizes ---------------------------------------------------------------------------------------- */
@@ -137,8 +131,8 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
     state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
     state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
     state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
-    state->scores = take(scratch, &used, 2 * BLOCK * PANEL);
-    state->slopes = take(scratch, &used, 2 * BLOCK * PANEL);
+    state->scores = take(scratch, &used, 2 * keys * PANEL);
+    state->slopes = take(scratch, &used, 2 * keys * PANEL);
     state->sums = take(scratch, &used, attn__max(keys, qk) * PANEL);
     state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
     state->wide = take(scratch, &used, 2 * (qk + v));
@@ -280,26 +274,35 @@ VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
     _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
-/* Keys j and j + 1 of a block; all lanes see them, or `masked`. */
-VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
-                           const backward_lanes *lanes, const backward_block *block, int64_t position,
-                           int64_t j)
+/* The queue's share of steps for one key of `keys`.  A core looks some 500 operations ahead: tiles and vectors
+ * work side by side only if their instructions alternate more finely than that. */
+VEC_INLINE void take_steps(backward_queue *queue, int64_t keys)
 {
-    const backward_task *task = block->task;
-    const int64_t keys = state->tile_k, a_part = keys * state->lanes, key = block->key + j;
+    for (queue->due += queue->steps; queue->due >= keys; queue->due -= keys) {
+        queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
+    }
+}
+
+/* Keys j and j + 1 of a panel; all lanes see them, or `masked`. */
+VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
+                           const backward_lanes *lanes, const backward_task *task, int64_t position, int64_t j,
+                           backward_queue *queue)
+{
+    const int64_t keys = state->tile_k, a_part = keys * state->lanes;
     __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int64_t at = (j + i) * PANEL, to = (key + i) * state->lanes + task->panel * PANEL;
+        const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + task->panel * PANEL;
         vec weight[2], slope[2];
+        take_steps(queue, task->end - task->begin);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t lane = half * VEC_LANES;
-            weigh_back(lanes, half, block->scores + at + lane, block->slopes + at + lane, &weight[half],
+            weigh_back(lanes, half, task->scores + at + lane, task->slopes + at + lane, &weight[half],
                        &slope[half]);
             if (masked) {
                 const vec_mask seen =
-                    key + i < task->to ? visible(&task->band, position + key + i, lane) : vec_between(0, 0);
+                    j + i < task->to ? visible(&task->band, position + j + i, lane) : vec_between(0, 0);
                 weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
                 slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
             }
@@ -314,30 +317,25 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     }
     FLASH_UNROLL
     for (int n = 0; n < parts; n++) {
-        store_pairs(task->pairs + n * keys * PANEL + key * PANEL, ds[0][n], ds[1][n]);
+        store_pairs(task->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
     }
 }
 
-/* P and dS of a block; the queue's steps spread evenly between. */
-VEC_INLINE void weigh_block(const int parts, const backward_state *state, const backward_block *block,
+/* P and dS of a panel; the queue's steps spread evenly between. */
+VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_task *task,
                             int64_t position, backward_queue *queue)
 {
     const attn__gradient *g = state->gradient;
-    const backward_task *task = block->task;
     const float *lse = state->lse + task->panel * PANEL, *delta = state->delta + task->panel * PANEL;
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_load(lse), vec_load(lse + VEC_LANES)},
                                   {vec_load(delta), vec_load(delta + VEC_LANES)}};
-    int64_t due = 0;
-    for (int64_t j = 0; j < BLOCK; j += PAIR) {
-        for (due += PAIR * queue->steps; due >= BLOCK; due -= BLOCK) {
-            queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
-        }
-        if (task->whole_from <= block->key + j && block->key + j + PAIR <= task->whole_to) {
-            weigh_pair(parts, false, state, &lanes, block, position, j);
+    for (int64_t j = task->begin; j < task->end; j += PAIR) {
+        if (task->whole_from <= j && j + PAIR <= task->whole_to) {
+            weigh_pair(parts, false, state, &lanes, task, position, j, queue);
         } else {
-            weigh_pair(parts, true, state, &lanes, block, position, j);
+            weigh_pair(parts, true, state, &lanes, task, position, j, queue);
         }
     }
 }
@@ -345,33 +343,37 @@ VEC_INLINE void weigh_block(const int parts, const backward_state *state, const 
 static backward_task task_of(const backward_state *state, int64_t panel, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
-    const int64_t row = g->first + panel * PANEL, last = attn__min(row + PANEL, g->first + g->count) - 1;
-    backward_task task = {.panel = panel, .band = {row, g->lo, g->hi}};
+    const int64_t turn = panel % 2 * state->tile_k * PANEL, row = g->first + panel * PANEL;
+    const int64_t last = attn__min(row + PANEL, g->first + g->count) - 1;
+    backward_task task = {.panel = panel,
+                          .band = {row, g->lo, g->hi},
+                          .scores = state->scores + turn,
+                          .slopes = state->slopes + turn,
+                          .pairs = state->pairs + turn * state->weight_parts};
     task.from = attn__min(tile->count, attn__max(0, row + g->lo - tile->first));
     task.to = attn__max(task.from, attn__min(tile->count, last + g->hi + 1 - tile->first));
     task.whole_from = attn__min(task.to, attn__max(task.from, last + g->lo - tile->first));
     task.whole_to = attn__max(task.whole_from, attn__min(task.to, row + g->hi + 1 - tile->first));
     task.begin = task.from / BLOCK * BLOCK;
     task.end = task.from == task.to ? task.begin : round_up(task.to, BLOCK);
-    task.pairs = state->pairs + panel % 2 * state->weight_parts * state->tile_k * PANEL;
     return task;
 }
 
-/* S^T (rows: K, turned: Q^T) or dP^T (V, dO^T) of a block. */
-static attn__dot scores_dot(const backward_state *state, const backward_block *block, const uint16_t *rows,
+/* S^T (rows: K, turned: Q^T) or dP^T (V, dO^T) of a task. */
+static attn__dot scores_dot(const backward_state *state, const backward_task *task, const uint16_t *rows,
                             const uint16_t *turned, int64_t depth, float *c)
 {
-    return (attn__dot){.a = rows + block->key * depth,
+    return (attn__dot){.a = rows + task->begin * depth,
                        .a_row = depth,
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
-                       .b = turned + block->task->panel * state->parts * depth * PANEL,
+                       .b = turned + task->panel * state->parts * depth * PANEL,
                        .b_row = PAIR * PANEL,
                        .b_part = depth * PANEL,
                        .b_parts = state->parts,
-                       .c = c,
+                       .c = c + task->begin * PANEL,
                        .c_row = PANEL,
-                       .rows = BLOCK,
+                       .rows = task->end - task->begin,
                        .cols = PANEL,
                        .depth = depth};
 }
@@ -391,24 +393,25 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
                        .b_parts = state->weight_parts,
                        .c = one ? state->dqt + task->panel * qk * PANEL : state->sums,
                        .c_row = PANEL,
-                       .rows = state->gradient->dq != NULL ? qk : 0,
+                       .rows = task->begin < task->end && state->gradient->dq != NULL ? qk : 0,
                        .cols = PANEL,
                        .depth = task->end - task->begin,
                        .add = one};
 }
 
-/* Fills the queue; next or before may be NULL. */
-static void fill_queue(const backward_state *state, const backward_block *next, const backward_task *before,
+/* Fills the queue; a task may be NULL. */
+static void fill_queue(const backward_state *state, const backward_task *before, const backward_task *next,
                        backward_queue *queue)
 {
     static const attn__dot nothing = {0};
-    queue->dot[0] = queue->dot[1] = nothing;
+    queue->dot[0] = before != NULL ? queries_dot(state, before) : nothing;
+    queue->dot[1] = queue->dot[2] = nothing;
     if (next != NULL) {
-        queue->dot[0] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
-        queue->dot[1] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
+        queue->dot[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
+        queue->dot[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
     }
-    queue->dot[2] = before != NULL ? queries_dot(state, before) : nothing;
     queue->now = 0;
+    queue->due = 0;
     queue->steps = 2; /* to change over */
     for (int i = 0; i < 3; i++) {
         queue->at[i] = dot_start(&queue->dot[i]);
@@ -418,10 +421,10 @@ static void fill_queue(const backward_state *state, const backward_block *next, 
 
 static void drain_queue(const backward_state *state, const backward_task *before, backward_queue *queue)
 {
-    for (int i = queue->now; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         dot_finish(&queue->at[i]);
     }
-    if (before == NULL || queue->dot[2].rows == 0 || queue->dot[2].add) {
+    if (before == NULL || queue->dot[0].rows == 0 || queue->dot[0].add) {
         return;
     }
     float *dqt = state->dqt + before->panel * state->pad_qk * PANEL;
@@ -430,58 +433,29 @@ static void drain_queue(const backward_state *state, const backward_task *before
     }
 }
 
-/* The block after `now`, NULL before the first: of its task, else of the next panel that sees any.  False if
- * there is none. */
-static bool next_block(const backward_state *state, const backward_tile *tile, const backward_block *now,
-                       backward_task *tasks, backward_block *next)
-{
-    const bool second = now != NULL && now->scores == state->scores;
-    int64_t panel = now == NULL ? 0 : now->task->panel + 1;
-    next->scores = state->scores + second * BLOCK * PANEL;
-    next->slopes = state->slopes + second * BLOCK * PANEL;
-    if (now != NULL && now->key + BLOCK < now->task->end) {
-        next->task = now->task;
-        next->key = now->key + BLOCK;
-        return true;
-    }
-    for (; panel < state->panels; panel++) {
-        const backward_task task = task_of(state, panel, tile);
-        if (task.begin < task.end) {
-            tasks[panel % 3] = task;
-            next->task = &tasks[panel % 3];
-            next->key = task.begin;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of blocks: the tiles are
- * one block ahead with scores and one panel behind with dQ^T.  (Panels that see keys of a tile have no gap
- * between them, so that three tasks and two arrays of pairs in turn are enough.) */
+/* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of panels: the tiles are one
+ * panel ahead with scores and one behind with dQ^T. */
 static void add_panels(const backward_state *state, const backward_tile *tile)
 {
     backward_task tasks[3];
-    backward_block now, next;
     backward_queue queue;
-    const backward_task *before = NULL;
-    bool more = next_block(state, tile, NULL, tasks, &next);
-    fill_queue(state, more ? &next : NULL, NULL, &queue);
+    tasks[0] = task_of(state, 0, tile);
+    fill_queue(state, NULL, &tasks[0], &queue);
     drain_queue(state, NULL, &queue);
-    while (more) {
-        now = next;
-        more = next_block(state, tile, &now, tasks, &next);
-        fill_queue(state, more ? &next : NULL, before, &queue);
-        if (state->weight_parts == 1) {
-            weigh_block(1, state, &now, tile->first, &queue);
-        } else {
-            weigh_block(WEIGHT_PARTS, state, &now, tile->first, &queue);
+    for (int64_t panel = 0; panel <= state->panels; panel++) {
+        const backward_task *before = panel > 0 ? &tasks[(panel - 1) % 3] : NULL;
+        backward_task *next = panel + 1 < state->panels ? &tasks[(panel + 1) % 3] : NULL;
+        if (next != NULL) {
+            *next = task_of(state, panel + 1, tile);
+        }
+        fill_queue(state, before, next, &queue);
+        if (panel < state->panels && state->weight_parts == 1) {
+            weigh_panel(1, state, &tasks[panel % 3], tile->first, &queue);
+        } else if (panel < state->panels) {
+            weigh_panel(WEIGHT_PARTS, state, &tasks[panel % 3], tile->first, &queue);
         }
         drain_queue(state, before, &queue);
-        before = !more || next.task != now.task ? now.task : NULL;
     }
-    fill_queue(state, NULL, before, &queue);
-    drain_queue(state, before, &queue);
 }
 
 /* ---- dV and dK ------------------------------------------------------------------------------------ */
