@@ -51,6 +51,13 @@ VEC_INLINE void dot_store_pairs(const int parts, uint16_t *b, int64_t b_part, ve
     }
 }
 
+/* Lanes d .. d + 16 of x[count]; 0 beyond its end. */
+VEC_INLINE vec dot_load_part(const float *x, int64_t count, int64_t d)
+{
+    const int64_t left = attn__min(attn__max(count - d, 0), VEC_LANES);
+    return _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1u), x + d);
+}
+
 /* The first parts of 32 fp32, side by side. */
 VEC_INLINE __m512i dot_upper_row(vec x, vec y)
 {
@@ -84,8 +91,7 @@ static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float 
         vec_mask finite[2];
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
-            const int64_t left = attn__min(attn__max(count - d - half * VEC_LANES, 0), VEC_LANES);
-            rest[half] = _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1u), x + d + half * VEC_LANES);
+            rest[half] = dot_load_part(x, count, d + half * VEC_LANES);
             finite[half] = _mm512_cmp_ps_mask(_mm512_abs_ps(rest[half]), most, _CMP_LE_OQ);
         }
         for (int i = 0; i < parts; i++) {
@@ -118,14 +124,29 @@ static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtyp
     }
 }
 
-/* Rows of A, `cols` long, become rows of B: rows x at depth k and y at k + 1.  cols % 16 = 0. */
-static void dot_pair_rows(uint16_t *b, const uint16_t *x, const uint16_t *y, int64_t cols)
+/* Two rows of B, depths k and k + 1: the parts of x[count] and y[count]; zeros up to `padded` columns, a
+ * multiple of 16. */
+VEC_INLINE void dot_split_pairs(const int parts, uint16_t *b, int64_t b_part, const float *x, const float *y,
+                                int64_t count, int64_t padded)
 {
+    for (int64_t d = 0; d < padded; d += VEC_LANES) {
+        dot_store_pairs(parts, b + PAIR * d, b_part, dot_load_part(x, count, d), dot_load_part(y, count, d));
+    }
+}
+
+/* Two rows of B: rows x and y of bf16, `cols` long, a multiple of 16.  Returns whether all is finite. */
+static bool dot_pair_rows(uint16_t *b, const uint16_t *x, const uint16_t *y, int64_t cols)
+{
+    const __m512i exponents = _mm512_set1_epi16(0x7f80);
+    __mmask32 odd = 0;
     for (int64_t d = 0; d < cols; d += VEC_LANES) {
         const __m512i even = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(x + d)));
-        const __m512i odd = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(y + d)));
-        _mm512_storeu_si512(b + 2 * d, _mm512_or_si512(even, _mm512_slli_epi32(odd, 16)));
+        const __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const void *)(y + d)));
+        const __m512i both = _mm512_or_si512(even, _mm512_slli_epi32(high, 16));
+        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(both, exponents), exponents);
+        _mm512_storeu_si512(b + PAIR * d, both);
     }
+    return odd == 0;
 }
 
 /*

@@ -127,23 +127,17 @@ VEC_INLINE void raise_max(const float *s, int64_t count, vec *max0, vec *max1)
     *max1 = vec_max(odd1, even1);
 }
 
-/* Whether all of v[dim] is finite: x * 0 is 0 then, and NaN otherwise. */
+/* Whether all of v[dim] is finite: no exponent is all ones. */
 static bool all_finite(const float *v, int64_t dim)
 {
-    float lanes[VEC_LANES], rest = 0.0f;
-    vec acc = vec_set(0.0f);
-    int64_t d = 0;
-    for (; d + VEC_LANES <= dim; d += VEC_LANES) {
-        acc = vec_fma(vec_load(v + d), vec_set(0.0f), acc);
+    uint32_t most = 0;
+    for (int64_t d = 0; d < dim; d++) {
+        uint32_t bits;
+        memcpy(&bits, v + d, sizeof bits);
+        bits &= 0x7fffffff;
+        most = bits > most ? bits : most;
     }
-    for (; d < dim; d++) {
-        rest += v[d] * 0.0f;
-    }
-    vec_store(lanes, acc);
-    for (int i = 0; i < VEC_LANES; i++) {
-        rest += lanes[i];
-    }
-    return rest == 0.0f;
+    return most < 0x7f800000;
 }
 
 /* O^T takes in one key under the mask: lanes that do not see it are left alone, whatever v holds. */

@@ -24,8 +24,8 @@
  *
  * COST.  See docs/perf/cpu_amx.md.
  *
- * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS.  Before it, vec_avx512.h and flash_common.inc.h,
- * and a dot_<isa>.h for dot_begin, dot_end, dot_product and probe_dot_peak.
+ * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS, DOT_DECLINES.  Before it, vec_avx512.h and
+ * flash_common.inc.h, and a dot_<isa>.h for dot_begin, dot_end, dot_product and probe_dot_peak.
  */
 #include "kernel/cpu/flash_dot_pack.inc.h"
 
@@ -74,8 +74,8 @@ static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *pan
         task->whole_to = attn__max(task->whole_from, attn__min(to, band.row + band.hi + 1 - tile->first));
         task->begin = from / KEY_STEP * KEY_STEP;
         task->end = round_up(to, KEY_STEP);
-        task->s = state->s + turn % 2 * TILE_K * PANEL;
-        task->p = state->p + turn % 2 * state->p_parts * TILE_K * PANEL;
+        task->s = state->s + turn % 2 * state->tile_k * PANEL;
+        task->p = state->p + turn % 2 * state->p_parts * state->tile_k * PANEL;
         task->ot = state->ot + task->panel * state->width * PANEL;
         return true;
     }
@@ -87,7 +87,7 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
     const int64_t depth = state->depth;
     return (attn__dot){.a = state->k + task->begin * depth,
                        .a_row = depth,
-                       .a_part = TILE_K * depth,
+                       .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = state->q + task->panel * PANEL * state->q_parts * depth,
                        .b_row = PAIR * PANEL,
@@ -105,12 +105,12 @@ static attn__dot values_of(const dot_state *state, const dot_task *task)
 {
     const bool one = state->parts == 1;
     return (attn__dot){.a = state->v + task->begin,
-                       .a_row = TILE_K,
-                       .a_part = TILE_K * state->width,
+                       .a_row = state->tile_k,
+                       .a_part = state->tile_k * state->width,
                        .a_parts = state->parts,
                        .b = task->p,
                        .b_row = PAIR * PANEL,
-                       .b_part = TILE_K * PANEL,
+                       .b_part = state->tile_k * PANEL,
                        .b_parts = state->p_parts,
                        .c = one ? task->ot : state->fresh,
                        .c_row = PANEL,
@@ -134,17 +134,14 @@ static float plain_score(const float *q, const float *k, int64_t dim)
 static void score_again(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
     const attn__block *block = state->block;
-    const attn__span *span = tile->span;
     const int64_t row = task->panel * PANEL, rows = attn__min(PANEL, block->count - row);
     for (int64_t lane = 0; lane < rows; lane++) {
-        widen_query(state, state->wide, row + lane);
+        query_row(state, state->wide, row + lane);
         const bool odd = !all_finite(state->wide, block->dim_qk);
         for (int64_t j = task->from; j < task->to; j++) {
             if (odd || tile->key_odd[j]) {
-                widen(state->other, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
-                      span->k_dim, block->dim_qk);
                 task->s[(j - task->begin) * PANEL + lane] =
-                    plain_score(state->wide, state->other, block->dim_qk);
+                    plain_score(state->wide, key_row(state, tile, j, state->other), block->dim_qk);
             }
         }
     }
@@ -179,11 +176,11 @@ VEC_INLINE vec weigh(const int parts, const float *s, vec factor, vec less)
 }
 
 /* P of the task's keys from s to p, and their sums; the queue's steps spread evenly between. */
-VEC_INLINE void weigh_keys(const int parts, const dot_task *task, float scale, const vec *less, vec *sum,
-                           dot_queue *queue)
+VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_task *task, const vec *less,
+                           vec *sum, dot_queue *queue)
 {
-    const vec factor = vec_set(scale), less0 = less[0], less1 = less[1];
-    const int64_t p_part = TILE_K * PANEL, pairs = (task->end - task->begin) / PAIR;
+    const vec factor = vec_set(state->factor), less0 = less[0], less1 = less[1];
+    const int64_t p_part = state->tile_k * PANEL, pairs = (task->end - task->begin) / PAIR;
     const float *s = task->s;
     uint16_t *p = task->p;
     vec sum0 = vec_set(0.0f), sum1 = vec_set(0.0f);
@@ -227,9 +224,9 @@ static void softmax(const dot_state *state, dot_task *task, dot_queue *queue)
     }
     task->moved = moved != 0;
     if (state->p_parts == 1) {
-        weigh_keys(1, task, state->factor, less, fresh, queue);
+        weigh_keys(1, state, task, less, fresh, queue);
     } else {
-        weigh_keys(WEIGHT_PARTS, task, state->factor, less, fresh, queue);
+        weigh_keys(WEIGHT_PARTS, state, task, less, fresh, queue);
     }
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -262,8 +259,6 @@ static void begin_values(const dot_state *state, const dot_task *task)
 /* Values that are not finite, under the mask. */
 static void add_odd_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
-    const attn__block *block = state->block;
-    const attn__span *span = tile->span;
     for (int64_t j = task->from; j < task->to; j++) {
         if (!tile->value_odd[j]) {
             continue;
@@ -273,13 +268,12 @@ static void add_odd_values(const dot_state *state, const dot_tile *tile, const d
         for (int64_t lane = 0; lane < PANEL; lane++) {
             p[lane] = 0.0f;
             for (int part = state->p_parts - 1; part >= 0; part--) {
-                const uint16_t *at = task->p + part * TILE_K * PANEL + (line - line % PAIR) * PANEL;
+                const uint16_t *at = task->p + part * state->tile_k * PANEL + (line - line % PAIR) * PANEL;
                 p[lane] += attn__bf16_to_f32(at[PAIR * lane + line % PAIR]);
             }
         }
-        widen(state->wide, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
-              span->v_dim, block->dim_v);
-        value_masked(task->ot, &task->band, tile->first + j, state->wide, block->dim_v, p);
+        value_masked(task->ot, &task->band, tile->first + j, value_row(state, tile, j, state->wide),
+                     state->block->dim_v, p);
     }
 }
 
@@ -348,20 +342,37 @@ static void clear(const dot_state *state)
     }
 }
 
+/* 16 dims of 16 rows of O from O^T; lanes that are not there are left out. */
+static void write_square(float *o, int64_t stride, const float *ot, const float *inverse, int64_t rows,
+                         int64_t dims)
+{
+    float square[VEC_LANES * VEC_LANES];
+    const __mmask16 real = (__mmask16)((1u << dims) - 1u);
+    dot_transpose((void *)square, PAIR_LANES, (const void *)ot, PAIR * PANEL);
+    for (int64_t i = 0; i < rows; i++) {
+        const vec x = vec_mul(vec_load(square + i * VEC_LANES), vec_set(inverse[i]));
+        _mm512_mask_storeu_ps(o + i * stride, real, x);
+    }
+}
+
 /* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
  * sum = 0, which gives O = 0 and lse = -inf. */
 static void write_rows(const dot_state *state)
 {
     const attn__block *block = state->block;
-    for (int64_t row = 0; row < block->count; row++) {
-        const float *from = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
-        float *to = block->o + row * block->o_stride;
-        float sum = state->sum[row];
-        float inverse = sum == 0.0f ? 0.0f : 1.0f / sum;
-        for (int64_t d = 0; d < block->dim_v; d++) {
-            to[d] = from[d * PANEL] * inverse;
+    for (int64_t row = 0; row < block->count; row += VEC_LANES) {
+        const int64_t rows = attn__min(VEC_LANES, block->count - row);
+        const float *ot = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
+        float inverse[VEC_LANES];
+        for (int64_t i = row; i < row + rows; i++) {
+            const float sum = state->sum[i];
+            inverse[i - row] = sum == 0.0f ? 0.0f : 1.0f / sum;
+            block->lse[i] = (float)(((double)state->max[i] + log2((double)sum)) * 0.69314718055994530942);
         }
-        block->lse[row] = (float)(((double)state->max[row] + log2((double)sum)) * 0.69314718055994530942);
+        for (int64_t d = 0; d < block->dim_v; d += VEC_LANES) {
+            write_square(block->o + row * block->o_stride + d, block->o_stride, ot + d * PANEL, inverse, rows,
+                         attn__min(VEC_LANES, block->dim_v - d));
+        }
     }
 }
 
@@ -377,8 +388,8 @@ static void forward(const attn__block *block, void *scratch)
         const attn__span *span = &block->spans[s];
         int64_t first = attn__max(span->first, block->first + block->lo);
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
-        for (; first < end; first += TILE_K) {
-            dot_tile tile = {.span = span, .first = first, .count = attn__min(TILE_K, end - first)};
+        for (; first < end; first += state.tile_k) {
+            dot_tile tile = {.span = span, .first = first, .count = attn__min(state.tile_k, end - first)};
             tile.padded = round_up(tile.count, KEY_STEP);
             pack_keys(&state, &tile);
             pack_values(&state, &tile);
@@ -410,6 +421,21 @@ static const char *rejects(const attn__shape *shape)
     return NULL;
 }
 
+/* Measured, see docs/perf/cpu_amx.md. */
+static const char *declines(const attn__shape *shape)
+{
+    const int64_t dims = shape->dim_qk + shape->dim_v;
+    if (DOT_DECLINES != NULL) {
+        return DOT_DECLINES;
+    }
+    if (shape->dtype == ATTN_BF16) {
+        return dims < 32 ? "is slower at such small dimensions; asked for by name it is taken" : NULL;
+    }
+    return dims < 96 || shape->rows < 128
+               ? "is slower at such small dimensions or so few rows; asked for by name it is taken"
+               : NULL;
+}
+
 static size_t scratch_bytes(const attn__shape *shape)
 {
     dot_state state;
@@ -423,6 +449,7 @@ const attn__kernel FLASH_ROW = {
     .rounds_weights = true,
     .tile_q = tile_q,
     .rejects = rejects,
+    .declines = declines,
     .scratch = scratch_bytes,
     .forward = forward,
     .backward_tile_q = backward_tile_q,

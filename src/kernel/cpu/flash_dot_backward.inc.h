@@ -31,8 +31,8 @@ enum {
     BLOCK = PANEL,             /* keys of a block: what is masked as a whole is not computed */
     BACK_Q = 256,              /* queries of a call, at most */
     BACK_K = 128,              /* keys of a tile, at most */
-    BACK_BYTES = 1024 * 1024,  /* packed queries of a call, and their dQ */
-    KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
+    BACK_QUERY_BYTES = 1024 * 1024,  /* packed queries of a call, and their dQ */
+    BACK_KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024, /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
@@ -89,13 +89,13 @@ static int64_t backward_tile_q(const attn__shape *shape)
 {
     const int64_t qk = round_up(shape->dim_qk, KEY_STEP), v = round_up(shape->dim_v, KEY_STEP);
     const int64_t bytes = 4 * (qk + v) * dot_parts_of(shape->dtype) + 4 * qk;
-    const int64_t most = attn__max(1, attn__min(BACK_Q, BACK_BYTES / bytes) / PANEL) * PANEL;
+    const int64_t most = attn__max(1, attn__min(BACK_Q, BACK_QUERY_BYTES / bytes) / PANEL) * PANEL;
     return attn__min(most, round_up(shape->rows, PANEL));
 }
 
 static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
 {
-    const int64_t most = attn__min(BACK_K, KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
+    const int64_t most = attn__min(BACK_K, BACK_KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
     return attn__max(1, most / BLOCK) * BLOCK;
 }
 

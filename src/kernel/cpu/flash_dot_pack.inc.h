@@ -11,30 +11,30 @@
 #include "kernel/cpu/dot_pack.h"
 
 enum {
-    TILE_Q = 256,             /* queries of a call, at most */
-    TILE_K = 128,             /* keys of a tile, at most: S^T and P^T of a panel are 24 KiB of L1 */
-    KEY_STEP = 32,            /* the depth of a tile product */
-    QUERY_BYTES = 768 * 1024, /* Q^T and O^T of a call, in L2 */
-    WEIGHT_PARTS = 3,         /* of P, unless the inputs are one part */
+    TILE_Q = 512,              /* queries of a call, at most */
+    TILE_K = 256,              /* keys of a tile of one part, at most; half of that of more */
+    KEY_STEP = 32,             /* the depth of a tile product */
+    KEY_BYTES = 512 * 1024,    /* K and V^T of a tile, in L2 */
+    QUERY_BYTES = 1024 * 1024, /* Q^T and O^T of a call, in L2 */
+    WEIGHT_PARTS = 3,          /* of P, unless the inputs are one part */
 };
 
 typedef struct dot_state {
     const attn__block *block;
     int parts, q_parts, p_parts;
-    int64_t panels;
+    int64_t panels, tile_k;
     int64_t depth, width; /* dim_qk and dim_v up to whole tiles */
     float factor;         /* of scores: they become powers of 2; 1 if that is folded into Q */
     uint16_t *q;          /* [panel][part][depth / 2][PANEL][2] */
     float *ot;            /* [panel][width][PANEL] */
     float *max, *sum;     /* [panel][PANEL] */
     bool *odd;            /* [panel]: a query is not finite, in more parts than one */
-    float *s;             /* [2][TILE_K][PANEL] */
-    uint16_t *p;          /* [2][part][TILE_K / 2][PANEL][2] */
+    float *s;             /* [2][tile_k][PANEL] */
+    uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [width][PANEL]: V^T P^T of one tile */
-    uint16_t *k;          /* [part][TILE_K][depth] */
-    uint16_t *v;          /* [part][width][TILE_K] */
-    uint16_t *rows;       /* [part][KEY_STEP][longest dim] rows on their way */
-    uint16_t *pairs;      /* [KEY_STEP / 2][longest dim][2] */
+    uint16_t *k;          /* [part][tile_k][depth] */
+    uint16_t *v;          /* [part][width][tile_k] */
+    uint16_t *rows;       /* [part][32][longest dim]: queries, or [part][16][longest dim][2]: values */
     float *wide, *other;  /* rows in fp32 */
 } dot_state;
 
@@ -69,19 +69,21 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     state->panels = attn__ceil_div(rows, PANEL);
     state->depth = round_up(dim_qk, PAIR_LANES);
     state->width = round_up(dim_v, VEC_LANES);
+    const int64_t key_bytes = (int64_t)sizeof(uint16_t) * state->parts * (state->depth + state->width);
+    state->tile_k =
+        attn__min(state->parts == 1 ? TILE_K : TILE_K / 2, KEY_BYTES / key_bytes / KEY_STEP * KEY_STEP);
     const int64_t lanes = state->panels * PANEL, longest = round_up(attn__max(dim_qk, dim_v), PAIR_LANES);
     state->q = take_bf16(scratch, &used, lanes * state->q_parts * state->depth);
     state->ot = take(scratch, &used, lanes * state->width);
     state->max = take(scratch, &used, lanes);
     state->sum = take(scratch, &used, lanes);
     state->odd = (void *)take(scratch, &used, state->panels);
-    state->s = take(scratch, &used, 2 * TILE_K * PANEL);
-    state->p = take_bf16(scratch, &used, 2 * state->p_parts * TILE_K * PANEL);
+    state->s = take(scratch, &used, 2 * state->tile_k * PANEL);
+    state->p = take_bf16(scratch, &used, 2 * state->p_parts * state->tile_k * PANEL);
     state->fresh = take(scratch, &used, state->width * PANEL);
-    state->k = take_bf16(scratch, &used, state->parts * TILE_K * state->depth);
-    state->v = take_bf16(scratch, &used, state->parts * TILE_K * state->width);
+    state->k = take_bf16(scratch, &used, state->parts * state->tile_k * state->depth);
+    state->v = take_bf16(scratch, &used, state->parts * state->tile_k * state->width);
     state->rows = take_bf16(scratch, &used, WEIGHT_PARTS * KEY_STEP * longest);
-    state->pairs = take_bf16(scratch, &used, KEY_STEP * longest);
     state->wide = take(scratch, &used, longest);
     state->other = take(scratch, &used, longest);
     return used;
@@ -89,46 +91,43 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
 
 /* ---- packing ------------------------------------------------------------------------------------- */
 
-/* Whether the bf16 row, or first part of a row, is finite; count % 32 = 0. */
-static bool finite_row(const uint16_t *row, int64_t count)
+/* `dim` elements `stride` apart from element `at` of src on, as dense fp32: where they lie, or in `copy`. */
+static const float *dense_row(float *copy, const void *src, int64_t at, attn_dtype dtype, int64_t stride,
+                              int64_t dim)
 {
-    const __m512i exponent = _mm512_set1_epi16(0x7f80);
-    __mmask32 odd = 0;
-    for (int64_t d = 0; d < count; d += PAIR_LANES) {
-        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(row + d), exponent), exponent);
+    if (dtype == ATTN_F32 && (stride == 1 || dim == 1)) {
+        return attn__element(src, dtype, at);
     }
-    return odd == 0;
+    widen(copy, src, at, dtype, stride, dim);
+    return copy;
 }
 
-/* Query `row` as fp32, with what is folded into it. */
-static void widen_query(const dot_state *state, float *to, int64_t row)
+static const float *key_row(const dot_state *state, const dot_tile *tile, int64_t j, float *copy)
 {
     const attn__block *block = state->block;
-    const float factor = (float)((double)block->scale * 1.44269504088896340736);
+    const attn__span *span = tile->span;
+    return dense_row(copy, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
+                     span->k_dim, block->dim_qk);
+}
+
+static const float *value_row(const dot_state *state, const dot_tile *tile, int64_t j, float *copy)
+{
+    const attn__block *block = state->block;
+    const attn__span *span = tile->span;
+    return dense_row(copy, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
+                     span->v_dim, block->dim_v);
+}
+
+/* Query `row`, with what is folded into it: its sign, or all of the scale. */
+static void query_row(const dot_state *state, float *to, int64_t row)
+{
+    const attn__block *block = state->block;
+    const float factor = state->parts > 1      ? (float)((double)block->scale * 1.44269504088896340736)
+                         : block->scale < 0.0f ? -1.0f
+                                               : 1.0f;
     widen(to, block->q, row * block->q_token, block->dtype, block->q_dim, block->dim_qk);
     for (int64_t d = 0; d < block->dim_qk; d++) {
         to[d] *= factor;
-    }
-}
-
-/* Query `row` into line `line` of state->rows. */
-static void pack_query(const dot_state *state, int64_t row, int64_t line)
-{
-    const attn__block *block = state->block;
-    uint16_t *to = state->rows + line * state->depth;
-    if (row >= block->count) {
-        for (int part = 0; part < state->q_parts; part++) {
-            memset(to + part * KEY_STEP * state->depth, 0, sizeof *to * (size_t)state->depth);
-        }
-    } else if (state->q_parts == 1) {
-        dot_pack_row(to, 0, attn__element(block->q, block->dtype, row * block->q_token), block->dtype,
-                     block->q_dim, block->dim_qk, state->depth, state->wide);
-        for (int64_t d = 0; d < block->dim_qk && block->scale < 0.0f; d++) {
-            to[d] ^= 0x8000;
-        }
-    } else {
-        widen_query(state, state->wide, row);
-        dot_split(state->q_parts, to, KEY_STEP * state->depth, state->wide, block->dim_qk, state->depth);
     }
 }
 
@@ -140,19 +139,33 @@ static void pack_queries(const dot_state *state)
         uint16_t *to = state->q + panel * PANEL * state->q_parts * depth;
         state->odd[panel] = false;
         for (int64_t line = 0; line < PANEL; line++) {
-            pack_query(state, panel * PANEL + line, line);
-            if (state->q_parts > 1 && !finite_row(state->rows + line * depth, depth)) {
-                state->odd[panel] = true;
+            const int64_t row = panel * PANEL + line,
+                          dim = row < state->block->count ? state->block->dim_qk : 0;
+            if (dim > 0) {
+                query_row(state, state->wide, row);
+                state->odd[panel] |= state->parts > 1 && !all_finite(state->wide, dim);
             }
+            dot_split(state->q_parts, state->rows + line * depth, PANEL * depth, state->wide, dim, depth);
         }
         for (int64_t part = 0; part < state->q_parts; part++, to += PANEL * depth) {
-            const uint16_t *from = state->rows + part * KEY_STEP * depth;
+            const uint16_t *from = state->rows + part * PANEL * depth;
             for (int64_t d = 0; d < depth; d += PAIR_LANES) {
-                dot_transpose(to + d * PANEL, 2 * PANEL, from + d, depth);
-                dot_transpose(to + d * PANEL + PAIR_LANES, 2 * PANEL, from + VEC_LANES * depth + d, depth);
+                dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, depth);
+                dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * depth + d, depth);
             }
         }
     }
+}
+
+/* Whether the bf16 row, or the first part of a row, is finite; count % 32 = 0. */
+static bool finite_row(const uint16_t *row, int64_t count)
+{
+    const __m512i exponent = _mm512_set1_epi16(0x7f80);
+    __mmask32 odd = 0;
+    for (int64_t d = 0; d < count; d += PAIR_LANES) {
+        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(row + d), exponent), exponent);
+    }
+    return odd == 0;
 }
 
 /* Keys of the tile. */
@@ -160,60 +173,71 @@ static void pack_keys(const dot_state *state, dot_tile *tile)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
-    const int64_t depth = state->depth, part = TILE_K * depth;
+    const int64_t depth = state->depth, part = state->tile_k * depth;
     for (int64_t j = 0; j < tile->padded; j++) {
+        const bool real = j < tile->count;
+        const int64_t at = (tile->first + j - span->first) * span->k_token;
         uint16_t *to = state->k + j * depth;
-        tile->key_odd[j] = false;
-        if (j < tile->count) {
-            const int64_t at = (tile->first + j - span->first) * span->k_token;
-            dot_pack_row(to, part, attn__element(span->k, block->dtype, at), block->dtype, span->k_dim,
-                         block->dim_qk, depth, state->wide);
-            tile->key_odd[j] = state->parts > 1 && !finite_row(to, depth);
-            tile->odd_k = tile->odd_k || tile->key_odd[j];
-            continue;
-        }
-        for (int i = 0; i < state->parts; i++) {
-            memset(to + i * part, 0, sizeof *to * (size_t)depth);
-        }
+        dot_pack_row(to, part, real ? attn__element(span->k, block->dtype, at) : state->wide, block->dtype,
+                     span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
+        tile->key_odd[j] = state->parts > 1 && !finite_row(to, depth);
+        tile->odd_k = tile->odd_k || tile->key_odd[j];
     }
 }
 
-/* Value j into line `line` of state->rows; zeros if it is not there or not finite. */
-static void pack_value(const dot_state *state, dot_tile *tile, int64_t j, int64_t line)
+/* Two rows of values as a row of pairs. */
+static void pair_values(const dot_state *state, uint16_t *to, const float *x, const float *y)
 {
-    const attn__block *block = state->block;
+    const int64_t width = state->width, dim = state->block->dim_v, part = KEY_STEP * width;
+    if (state->parts == 1) {
+        dot_split_pairs(1, to, part, x, y, dim, width);
+    } else if (state->parts == 2) {
+        dot_split_pairs(2, to, part, x, y, dim, width);
+    } else {
+        dot_split_pairs(3, to, part, x, y, dim, width);
+    }
+}
+
+/* Values j and j + 1 as a row of pairs; zeros for those that are not there or not finite. */
+static void pack_value_pair(const dot_state *state, dot_tile *tile, int64_t j, uint16_t *to)
+{
     const attn__span *span = tile->span;
-    const int64_t row = round_up(state->width, PAIR_LANES), part = KEY_STEP * row;
-    uint16_t *to = state->rows + line * row;
-    tile->value_odd[j] = false;
-    if (j < tile->count) {
-        const int64_t at = (tile->first + j - span->first) * span->v_token;
-        dot_pack_row(to, part, attn__element(span->v, block->dtype, at), block->dtype, span->v_dim,
-                     block->dim_v, row, state->wide);
-        tile->value_odd[j] = !finite_row(to, row);
-        tile->odd_v = tile->odd_v || tile->value_odd[j];
+    const int64_t dim = state->block->dim_v;
+    if (state->parts == 1 && span->v_dim == 1 && dim == state->width && j + 1 < tile->count) {
+        const uint16_t *from = (const uint16_t *)span->v + (tile->first + j - span->first) * span->v_token;
+        tile->value_odd[j] = tile->value_odd[j + 1] = false;
+        if (dot_pair_rows(to, from, from + span->v_token, dim)) {
+            return;
+        }
     }
-    for (int i = 0; i < state->parts && (j >= tile->count || tile->value_odd[j]); i++) {
-        memset(to + i * part, 0, sizeof *to * (size_t)row);
+    const float *row[PAIR];
+    float *copy[PAIR] = {state->wide, state->other};
+    for (int i = 0; i < PAIR; i++) {
+        const bool real = j + i < tile->count;
+        row[i] = real ? value_row(state, tile, j + i, copy[i]) : NULL;
+        tile->value_odd[j + i] = real && !all_finite(row[i], dim);
+        tile->odd_v = tile->odd_v || tile->value_odd[j + i];
+        if (!real || tile->value_odd[j + i]) {
+            memset(copy[i], 0, sizeof(float) * (size_t)dim);
+            row[i] = copy[i];
+        }
     }
+    pair_values(state, to, row[0], row[1]);
 }
 
 /* V^T of the tile. */
 static void pack_values(const dot_state *state, dot_tile *tile)
 {
-    const int64_t width = state->width, row = round_up(width, PAIR_LANES);
+    const int64_t width = state->width;
     for (int64_t j = 0; j < tile->padded; j += KEY_STEP) {
-        for (int64_t line = 0; line < KEY_STEP; line++) {
-            pack_value(state, tile, j + line, line);
+        for (int64_t line = 0; line < KEY_STEP; line += PAIR) {
+            pack_value_pair(state, tile, j + line, state->rows + line * width);
         }
         for (int64_t part = 0; part < state->parts; part++) {
-            const uint16_t *from = state->rows + part * KEY_STEP * row;
-            uint16_t *to = state->v + part * TILE_K * width + j;
-            for (int64_t line = 0; line < KEY_STEP; line += PAIR) {
-                dot_pair_rows(state->pairs + line * width, from + line * row, from + (line + 1) * row, width);
-            }
+            const uint16_t *from = state->rows + part * KEY_STEP * width;
+            uint16_t *to = state->v + part * state->tile_k * width + j;
             for (int64_t d = 0; d < width; d += VEC_LANES) {
-                dot_transpose(to + d * TILE_K, TILE_K, state->pairs + PAIR * d, PAIR * width);
+                dot_transpose(to + d * state->tile_k, state->tile_k, from + PAIR * d, PAIR * width);
             }
         }
     }
