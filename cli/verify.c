@@ -8,13 +8,16 @@
  *   the factor scale log2(e), its product and the exponential add a few u S:   D = u S (sqrt(d) + 4).
  * - A weight exp(s - max) is off by a factor 1 +- D; o is a quotient of two sums over n such weights, each a
  *   random walk of sqrt(n) u, rescaled and merged a few times:                 E = 2 D + u (sqrt(n) + 16).
+ * - Kernels may round the weights of bf16 inputs to bf16, by w = 2^-8 (0 for others): V w more, w in the mean
+ *   square.
  * - o is rounded to its dtype with unit roundoff r (below fp16's normal range the step is fixed: 2^-25):
- *       |o - ref| <= V E + r |ref|,        |lse - ref| <= E + u (S + log n).
+ *       |o - ref| <= V (E + w) + r |ref|,        |lse - ref| <= E + u (S + log n).
  * - The errors of a row's weights are independent, and so cancel in the mean square: it must keep to E in
  *   proportion to the reference, where a reference that is small because its terms cancel counts with the
- * size V / sqrt(n) that is left of them:  rms(o - ref) <= (E + r) rms(ref) + E V / sqrt(n). This one is the
- * sharp test: leaving out one key in n changes a row by about rms(ref) / sqrt(n). A row whose reference is
- * not finite must not be finite either, and the reverse.
+ *   size V / sqrt(n) that is left of them:
+ *       rms(o - ref) <= (E + w + r) rms(ref) + (E + w) V / sqrt(n).
+ *   This one is the sharp test: leaving out one key in n changes a row by about rms(ref) / sqrt(n). A row
+ * whose reference is not finite must not be finite either, and the reverse.
  */
 #include "verify.h"
 
@@ -34,11 +37,12 @@ cli_tolerance cli_tolerance_of(const attn_problem *p, const cli_bounds *bounds, 
     double scores = fabs(p->scale) * bounds->q * bounds->k;
     double weights = u * scores * (sqrt((double)p->dim_qk) + 4);
     double e = 2 * weights + u * (sqrt(n) + 16);
+    double sums = e + (p->dtype == ATTN_BF16 ? 0x1p-8 : 0);
     return (cli_tolerance){
-        .o = bounds->v * e + step,
+        .o = bounds->v * sums + step,
         .o_share = r,
-        .rms = e * bounds->v / sqrt(n) + step,
-        .rms_share = e + r,
+        .rms = sums * bounds->v / sqrt(n) + step,
+        .rms_share = sums + r,
         .lse = e + u * (scores + log(n)),
     };
 }

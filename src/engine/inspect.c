@@ -318,17 +318,18 @@ attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index, attn_verdi
                           (long long)count);
     }
     const attn__kernel *kernel = attn__kernels[index];
-    const attn__shape plain = {.dim_qk = 64, .dim_v = 64, .rows = 64, .keys = 64};
+    const attn__shape plain = {.dim_qk = 64, .dim_v = 64, .rows = 256, .keys = 256};
+    const attn__shape *shape = plan != NULL ? &plan->shape : &plain;
     *verdict = (attn_verdict){
         .size = sizeof *verdict,
         .name = kernel->name,
         .summary = kernel->summary,
         .chosen = plan != NULL && plan->kernel == kernel,
         .by_name_only = kernel->by_name_only,
-        .reason = attn__kernel_refusal(kernel, plan != NULL ? &plan->shape : &plain),
+        .reason = attn__kernel_refusal(kernel, shape),
     };
-    if (verdict->reason == NULL && kernel->by_name_only && !verdict->chosen) {
-        verdict->reason = "taken only when asked for by name";
+    if (verdict->reason == NULL && !verdict->chosen) {
+        verdict->reason = attn__kernel_reluctance(kernel, shape);
     }
     return ATTN_OK;
 }

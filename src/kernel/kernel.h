@@ -89,11 +89,12 @@ typedef struct attn__kernel {
     const char *name;                                 /* "flash-avx2" */
     const char *summary;                              /* one line for attn info and --explain */
     uint32_t needs;                                   /* ATTN__CPU_ bits, all of them */
-    bool by_name_only;                                /* never chosen unless asked for: naive */
     bool rounds_weights;                              /* of bf16 inputs, P to bf16 before P V */
     int64_t (*tile_q)(const attn__shape *shape);      /* query rows of one call */
     const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
-    size_t (*scratch)(const attn__shape *shape);      /* bytes per thread, 64-byte aligned */
+    /* NULL, or why it is taken only when asked for by name; may itself be NULL */
+    const char *(*declines)(const attn__shape *shape);
+    size_t (*scratch)(const attn__shape *shape); /* bytes per thread, 64-byte aligned */
     void (*forward)(const attn__block *block, void *scratch);
     /* The same for gradients; all NULL in a row that has none. */
     int64_t (*backward_tile_q)(const attn__shape *shape);
@@ -111,7 +112,10 @@ extern const attn__kernel *const attn__kernels[];
 
 /* Why `kernel` does not take `shape` on this machine, or NULL if it does. */
 const char *attn__kernel_refusal(const attn__kernel *kernel, const attn__shape *shape);
-/* The first row that takes shape, or the one called `name`; fails with every row's reason. */
+/* Why it takes `shape`, which it does not refuse, only when asked for by name, or NULL. */
+const char *attn__kernel_reluctance(const attn__kernel *kernel, const attn__shape *shape);
+/* The first row that takes shape without being asked for, or the one called `name`; fails with every row's
+ * reason. */
 attn_status attn__kernel_choose(const attn__kernel **kernel, const attn__shape *shape, const char *name);
 
 /* The merge (merge.c): folds partial (o2, lse2) into (o1, lse1), rows of `dim`, strides in elements between

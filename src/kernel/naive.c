@@ -184,12 +184,18 @@ static size_t scratch_bytes(const attn__shape *shape)
     return count_floats(shape, &floats) ? sizeof(float) * (size_t)floats : SIZE_MAX;
 }
 
+static const char *declines(const attn__shape *shape)
+{
+    (void)shape;
+    return "taken only when asked for by name";
+}
+
 const attn__kernel attn__kernel_naive = {
     .name = "naive",
     .summary = "keeps the whole score matrix, for comparison",
-    .by_name_only = true,
     .tile_q = tile_q,
     .rejects = rejects,
+    .declines = declines,
     .scratch = scratch_bytes,
     .forward = forward,
 };

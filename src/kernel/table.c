@@ -2,7 +2,7 @@
 /*
  * table.c - the one ordered table of kernels and the choice of one.
  *
- * The first row that does not refuse the shape is taken.  A new kernel is a new line here, see
+ * The first row that neither refuses nor declines the shape is taken.  A new kernel is a new line here, see
  * docs/add-a-kernel.md.  What every kernel shares (dims, dtype, CPU features) is judged here, the rest by the
  * row itself.
  */
@@ -58,15 +58,18 @@ const char *attn__kernel_refusal(const attn__kernel *kernel, const attn__shape *
     return reason != NULL ? reason : kernel->rejects(shape);
 }
 
+const char *attn__kernel_reluctance(const attn__kernel *kernel, const attn__shape *shape)
+{
+    return kernel->declines == NULL ? NULL : kernel->declines(shape);
+}
+
 /* Appends "; name: reason" for every row that could have been taken; cut off where `text` ends. */
 static void list_refusals(char *text, size_t size, const attn__shape *shape)
 {
     size_t used = 0;
     for (const attn__kernel *const *row = attn__kernels; *row != NULL && used < size; row++) {
         const char *reason = attn__kernel_refusal(*row, shape);
-        if ((*row)->by_name_only && reason == NULL) {
-            reason = "only when asked for by name";
-        }
+        reason = reason != NULL ? reason : attn__kernel_reluctance(*row, shape);
         int wrote =
             snprintf(text + used, size - used, "%s%s: %s", used == 0 ? "" : "; ", (*row)->name, reason);
         used += wrote > 0 ? (size_t)wrote : 0;
@@ -107,7 +110,7 @@ attn_status attn__kernel_choose(const attn__kernel **kernel, const attn__shape *
         return choose_by_name(kernel, shape, name);
     }
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
-        if (!(*row)->by_name_only && attn__kernel_refusal(*row, shape) == NULL) {
+        if (attn__kernel_refusal(*row, shape) == NULL && attn__kernel_reluctance(*row, shape) == NULL) {
             *kernel = *row;
             return ATTN_OK;
         }

@@ -57,7 +57,7 @@ prints 'Verified +correct: 104 rows' "all rows are verified"
 file=${all}_BF16.safetensors
 exits 0 "bf16 to .npy" run --q "$file" --k "$file" --v "$file" --out "$work/o.npy"
 tells 'npy has no bf16.*written as f32' "bf16 to .npy is told"
-check "bf16 to .npy: as computed in Python" python3 "$arrays" check full "$work/o.npy"
+check "bf16 to .npy: as computed in Python" python3 "$arrays" check full-bf16 "$work/o.npy"
 exits 2 "--out-dtype bf16 to .npy is refused" run --q "$file" --k "$file" --v "$file" --out "$work/o.npy" \
     --out-dtype bf16
 for dtype in f16 bf16 f32; do

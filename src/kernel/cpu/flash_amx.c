@@ -18,6 +18,7 @@
 #include <immintrin.h>
 
 #define DOT_MOST_PARTS 3 /* of an operand that is worth its products */
+#define DOT_DECLINES   NULL
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                \

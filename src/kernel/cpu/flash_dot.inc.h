@@ -24,8 +24,8 @@
  *
  * COST.  See docs/perf/cpu_amx.md.
  *
- * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS.  Before it, vec_avx512.h and flash_common.inc.h,
- * and a dot_<isa>.h for dot_begin, dot_end, dot_product and probe_dot_peak.
+ * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS, DOT_DECLINES.  Before it, vec_avx512.h and
+ * flash_common.inc.h, and a dot_<isa>.h for dot_begin, dot_end, dot_product and probe_dot_peak.
  */
 #include "kernel/cpu/flash_dot_pack.inc.h"
 
@@ -421,6 +421,21 @@ static const char *rejects(const attn__shape *shape)
     return NULL;
 }
 
+/* Measured, see docs/perf/cpu_amx.md. */
+static const char *declines(const attn__shape *shape)
+{
+    const int64_t dims = shape->dim_qk + shape->dim_v;
+    if (DOT_DECLINES != NULL) {
+        return DOT_DECLINES;
+    }
+    if (shape->dtype == ATTN_BF16) {
+        return dims < 32 ? "is slower at such small dimensions; asked for by name it is taken" : NULL;
+    }
+    return dims < 96 || shape->rows < 128
+               ? "is slower at such small dimensions or so few rows; asked for by name it is taken"
+               : NULL;
+}
+
 static size_t scratch_bytes(const attn__shape *shape)
 {
     dot_state state;
@@ -434,6 +449,7 @@ const attn__kernel FLASH_ROW = {
     .rounds_weights = true,
     .tile_q = tile_q,
     .rejects = rejects,
+    .declines = declines,
     .scratch = scratch_bytes,
     .forward = forward,
     .backward_tile_q = backward_tile_q,

@@ -27,43 +27,7 @@
  * COST.  10 FLOPs a cell and dim for one part; 50 for two and 60 for three, less in scores of two.  About 26
  * vector operations for 16 cells of one part.  See docs/perf/cpu_amx_backward.md.
  */
-enum {
-    BLOCK = PANEL,             /* keys of a block: what is masked as a whole is not computed */
-    BACK_Q = 256,              /* queries of a call, at most */
-    BACK_K = 128,              /* keys of a tile, at most */
-    BACK_BYTES = 1024 * 1024,  /* packed queries of a call, and their dQ */
-    BACK_KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
-    RANGE_BYTES = 2048 * 1024, /* K, V, dK and dV of a range of keys: L2 and L3 */
-};
-
-typedef struct backward_state {
-    const attn__gradient *gradient;
-    int parts;              /* of the inputs */
-    int weight_parts;       /* of P and dS */
-    int64_t panels, lanes;  /* lanes = panels * PANEL */
-    int64_t pad_qk, pad_v;  /* dims, up to a multiple of 32 */
-    int64_t tile_k;         /* keys of a tile, at most: a multiple of BLOCK */
-    bool finite;            /* Q and dO are */
-    uint16_t *qt, *dt;      /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
-    uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
-    float *dqt;             /* dQ^T: [panel][dim][PANEL] */
-    float *lse, *delta;     /* [lane]; lse as a power of 2 */
-    uint16_t *k, *v;        /* [part][tile_k][dim] */
-    uint16_t *kt;           /* K^T: [part][dim][tile_k] */
-    uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
-    uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
-    float *scores, *slopes; /* S^T, dP^T of two blocks in turn: [2][BLOCK][PANEL] */
-    float *sums;            /* a product on its way to fp32 rows: [tile_k or dims][PANEL] */
-    uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
-    float *wide;            /* [4][dims]: q, dO, k, v of one cell */
-} backward_state;
-
-/* Some keys, their values, and where their gradients go. */
-typedef struct backward_tile {
-    const attn__gradient_span *span;
-    int64_t first, count, skip; /* skip: keys of the span before the first */
-    float *dk, *dv;             /* NULL: not wanted */
-} backward_tile;
+#include "kernel/cpu/flash_dot_backward_pack.inc.h"
 
 /* A panel against a tile.  Offsets in the tile: [from, to) is seen by some row, [whole_from, whole_to) by
  * every row; [begin, end) are the blocks around [from, to). */
@@ -71,187 +35,17 @@ typedef struct backward_task {
     int64_t panel;
     flash_band band;
     int64_t from, to, whole_from, whole_to, begin, end;
+    float *scores, *slopes; /* of the tile's first key, as all here */
     uint16_t *pairs;
 } backward_task;
 
-/* One block of a task: keys from `key` on. */
-typedef struct backward_block {
-    const backward_task *task;
-    int64_t key;
-    float *scores, *slopes;
-} backward_block;
-
-/* What the tiles do beside the vectors: S^T and dP^T of the next block, dQ^T of the panel before. */
+/* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next. */
 typedef struct backward_queue {
     attn__dot dot[3];
     dot_cursor at[3];
     int now;
-    int64_t steps;
+    int64_t steps, due; /* due: steps * keys so far - keys of the task * steps taken */
 } backward_queue;
-
-/* ---- sizes ---------------------------------------------------------------------------------------- */
-
-static int64_t backward_tile_q(const attn__shape *shape)
-{
-    const int64_t qk = round_up(shape->dim_qk, KEY_STEP), v = round_up(shape->dim_v, KEY_STEP);
-    const int64_t bytes = 4 * (qk + v) * dot_parts_of(shape->dtype) + 4 * qk;
-    const int64_t most = attn__max(1, attn__min(BACK_Q, BACK_BYTES / bytes) / PANEL) * PANEL;
-    return attn__min(most, round_up(shape->rows, PANEL));
-}
-
-static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
-{
-    const int64_t most = attn__min(BACK_K, BACK_KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
-    return attn__max(1, most / BLOCK) * BLOCK;
-}
-
-/* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
-static int64_t backward_tile_k(const attn__shape *shape)
-{
-    const int64_t bytes =
-        (int64_t)(sizeof(float) + attn_dtype_size(shape->dtype)) * (shape->dim_qk + shape->dim_v);
-    return attn__max(BACK_K, RANGE_BYTES / bytes / BACK_K * BACK_K);
-}
-
-static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype dtype, int64_t rows,
-                               int64_t dim_qk, int64_t dim_v)
-{
-    size_t used = 0;
-    const int parts = dot_parts_of(dtype), weight_parts = parts == 1 ? 1 : WEIGHT_PARTS;
-    const int64_t qk = round_up(dim_qk, KEY_STEP), v = round_up(dim_v, KEY_STEP),
-                  keys = backward_keys(qk, v, parts);
-    state->parts = parts, state->weight_parts = weight_parts;
-    state->pad_qk = qk, state->pad_v = v, state->tile_k = keys;
-    state->panels = attn__ceil_div(rows, PANEL);
-    const int64_t lanes = state->lanes = state->panels * PANEL;
-    state->qt = take_bf16(scratch, &used, parts * lanes * qk);
-    state->dt = take_bf16(scratch, &used, parts * lanes * v);
-    state->q = take_bf16(scratch, &used, parts * lanes * qk);
-    state->dout = take_bf16(scratch, &used, parts * lanes * v);
-    state->dqt = take(scratch, &used, lanes * qk);
-    state->lse = take(scratch, &used, lanes);
-    state->delta = take(scratch, &used, lanes);
-    state->k = take_bf16(scratch, &used, parts * keys * qk);
-    state->v = take_bf16(scratch, &used, parts * keys * v);
-    state->kt = take_bf16(scratch, &used, parts * keys * qk);
-    state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
-    state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
-    state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
-    state->scores = take(scratch, &used, 2 * BLOCK * PANEL);
-    state->slopes = take(scratch, &used, 2 * BLOCK * PANEL);
-    state->sums = take(scratch, &used, attn__max(keys, qk) * PANEL);
-    state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
-    state->wide = take(scratch, &used, 2 * (qk + v));
-    return used;
-}
-
-/* ---- packing -------------------------------------------------------------------------------------- */
-
-/* `real` rows of an input as rows of A, `pad` long; those up to `rows` are 0. */
-static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64_t dim, int64_t pad,
-                      int64_t real, int64_t rows, float *wide)
-{
-    const int parts = dot_parts_of(from->dtype);
-    for (int64_t i = 0; i < real; i++) {
-        dot_pack_row(a + i * pad, a_part, attn__element(from->data, from->dtype, i * from->token),
-                     from->dtype, from->dim, dim, pad, wide);
-    }
-    for (int part = 0; part < parts; part++) {
-        memset(a + part * a_part + real * pad, 0, sizeof *a * (size_t)((rows - real) * pad));
-    }
-}
-
-/* One panel of Q or dO, which lies in state->rows, both ways. */
-static void turn_panel(const backward_state *state, int64_t panel, uint16_t *transposed, uint16_t *strips,
-                       int64_t pad)
-{
-    for (int part = 0; part < state->parts; part++) {
-        const uint16_t *from = state->rows + part * PANEL * pad;
-        uint16_t *to = transposed + (panel * state->parts + part) * pad * PANEL;
-        for (int64_t d = 0; d < pad; d += PAIR_LANES) {
-            dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, pad);
-            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * pad + d, pad);
-            uint16_t *strip =
-                strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
-            for (int64_t i = 0; i < PANEL; i += PAIR) {
-                dot_pair_rows(strip + i * PANEL, from + i * pad + d, from + (i + 1) * pad + d, PANEL);
-            }
-        }
-    }
-}
-
-/* Rows of Q or dO of one panel.  Rows with lse = -inf and lanes without a row are 0. */
-static bool pack_panel(const backward_state *state, int64_t panel, const attn__rows *input, int64_t dim,
-                       int64_t pad, uint16_t *transposed, uint16_t *strips)
-{
-    const attn__gradient *g = state->gradient;
-    const int64_t first = panel * PANEL, real = attn__min(PANEL, g->count - first);
-    const attn__rows from = {attn__element(input->data, input->dtype, first * input->token), input->dtype,
-                             input->token, input->dim};
-    pack_rows(state->rows, PANEL * pad, &from, dim, pad, real, PANEL, state->wide);
-    for (int64_t i = 0; i < real; i++) {
-        for (int part = 0; part < state->parts && g->lse[first + i] == -INFINITY; part++) {
-            memset(state->rows + (part * PANEL + i) * pad, 0, sizeof *state->rows * (size_t)pad);
-        }
-    }
-    turn_panel(state, panel, transposed, strips, pad);
-    return finite_row(state->rows, PANEL * pad);
-}
-
-/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
-static void pack_inputs(backward_state *state)
-{
-    const attn__gradient *g = state->gradient;
-    const attn__rows q = {g->q, g->dtype, g->q_token, g->q_dim};
-    const attn__rows dout = {g->dout, g->dtype, g->dout_token, g->dout_dim};
-    state->finite = true;
-    for (int64_t panel = 0; panel < state->panels; panel++) {
-        const bool first = pack_panel(state, panel, &q, g->dim_qk, state->pad_qk, state->qt, state->q);
-        const bool second = pack_panel(state, panel, &dout, g->dim_v, state->pad_v, state->dt, state->dout);
-        state->finite = state->finite && first && second;
-    }
-    for (int64_t lane = 0; lane < state->lanes; lane++) {
-        const bool real = lane < g->count && g->lse[lane] != -INFINITY;
-        state->lse[lane] = real ? (float)((double)g->lse[lane] * 1.44269504088896340736) : INFINITY;
-        state->delta[lane] = real ? g->delta[lane] : 0.0f;
-    }
-    memset(state->dqt, 0, sizeof(float) * (size_t)(state->lanes * state->pad_qk));
-}
-
-/* K^T of a tile of `rows` keys, from K. */
-static void turn_keys(const backward_state *state, int64_t rows)
-{
-    const int64_t pad = state->pad_qk, keys = state->tile_k;
-    for (int part = 0; part < state->parts; part++) {
-        const uint16_t *from = state->k + part * keys * pad;
-        uint16_t *to = state->kt + part * keys * pad;
-        for (int64_t j = 0; j < rows; j += PAIR_LANES) {
-            for (int64_t i = 0; i < PAIR_LANES; i += PAIR) {
-                const uint16_t *row = from + (j + i) * pad;
-                dot_pair_rows(state->rows + i * pad, row, row + pad, pad);
-            }
-            for (int64_t d = 0; d < pad; d += VEC_LANES) {
-                dot_transpose(to + d * keys + j, keys, state->rows + PAIR * d, PAIR * pad);
-            }
-        }
-    }
-}
-
-/* K, V and K^T of a tile; whether they are finite. */
-static bool pack_tile(const backward_state *state, const backward_tile *tile)
-{
-    const attn__gradient *g = state->gradient;
-    const attn__gradient_span *span = tile->span;
-    const int64_t rows = round_up(tile->count, BLOCK), keys = state->tile_k;
-    const attn__rows k = {attn__element(span->k, g->dtype, tile->skip * span->k_token), g->dtype,
-                          span->k_token, span->k_dim};
-    const attn__rows v = {attn__element(span->v, g->dtype, tile->skip * span->v_token), g->dtype,
-                          span->v_token, span->v_dim};
-    pack_rows(state->k, keys * state->pad_qk, &k, g->dim_qk, state->pad_qk, tile->count, rows, state->wide);
-    pack_rows(state->v, keys * state->pad_v, &v, g->dim_v, state->pad_v, tile->count, rows, state->wide);
-    turn_keys(state, rows);
-    return finite_row(state->k, rows * state->pad_qk) && finite_row(state->v, rows * state->pad_v);
-}
 
 /* ---- P and dS ------------------------------------------------------------------------------------- */
 
@@ -280,26 +74,35 @@ VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
     _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
-/* Keys j and j + 1 of a block; all lanes see them, or `masked`. */
-VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
-                           const backward_lanes *lanes, const backward_block *block, int64_t position,
-                           int64_t j)
+/* The queue's share of steps for one key of `keys`.  A core looks some 500 operations ahead: tiles and
+ * vectors work side by side only if their instructions alternate more finely than that. */
+VEC_INLINE void take_steps(backward_queue *queue, int64_t keys)
 {
-    const backward_task *task = block->task;
-    const int64_t keys = state->tile_k, a_part = keys * state->lanes, key = block->key + j;
+    for (queue->due += queue->steps; queue->due >= keys; queue->due -= keys) {
+        queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
+    }
+}
+
+/* Keys j and j + 1 of a panel; all lanes see them, or `masked`. */
+VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
+                           const backward_lanes *lanes, const backward_task *task, int64_t position,
+                           int64_t j, backward_queue *queue)
+{
+    const int64_t keys = state->tile_k, a_part = keys * state->lanes;
     __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int64_t at = (j + i) * PANEL, to = (key + i) * state->lanes + task->panel * PANEL;
+        const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + task->panel * PANEL;
         vec weight[2], slope[2];
+        take_steps(queue, task->end - task->begin);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t lane = half * VEC_LANES;
-            weigh_back(lanes, half, block->scores + at + lane, block->slopes + at + lane, &weight[half],
+            weigh_back(lanes, half, task->scores + at + lane, task->slopes + at + lane, &weight[half],
                        &slope[half]);
             if (masked) {
                 const vec_mask seen =
-                    key + i < task->to ? visible(&task->band, position + key + i, lane) : vec_between(0, 0);
+                    j + i < task->to ? visible(&task->band, position + j + i, lane) : vec_between(0, 0);
                 weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
                 slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
             }
@@ -314,30 +117,25 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     }
     FLASH_UNROLL
     for (int n = 0; n < parts; n++) {
-        store_pairs(task->pairs + n * keys * PANEL + key * PANEL, ds[0][n], ds[1][n]);
+        store_pairs(task->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
     }
 }
 
-/* P and dS of a block; the queue's steps spread evenly between. */
-VEC_INLINE void weigh_block(const int parts, const backward_state *state, const backward_block *block,
+/* P and dS of a panel; the queue's steps spread evenly between. */
+VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_task *task,
                             int64_t position, backward_queue *queue)
 {
     const attn__gradient *g = state->gradient;
-    const backward_task *task = block->task;
     const float *lse = state->lse + task->panel * PANEL, *delta = state->delta + task->panel * PANEL;
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_load(lse), vec_load(lse + VEC_LANES)},
                                   {vec_load(delta), vec_load(delta + VEC_LANES)}};
-    int64_t due = 0;
-    for (int64_t j = 0; j < BLOCK; j += PAIR) {
-        for (due += PAIR * queue->steps; due >= BLOCK; due -= BLOCK) {
-            queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
-        }
-        if (task->whole_from <= block->key + j && block->key + j + PAIR <= task->whole_to) {
-            weigh_pair(parts, false, state, &lanes, block, position, j);
+    for (int64_t j = task->begin; j < task->end; j += PAIR) {
+        if (task->whole_from <= j && j + PAIR <= task->whole_to) {
+            weigh_pair(parts, false, state, &lanes, task, position, j, queue);
         } else {
-            weigh_pair(parts, true, state, &lanes, block, position, j);
+            weigh_pair(parts, true, state, &lanes, task, position, j, queue);
         }
     }
 }
@@ -345,33 +143,37 @@ VEC_INLINE void weigh_block(const int parts, const backward_state *state, const 
 static backward_task task_of(const backward_state *state, int64_t panel, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
-    const int64_t row = g->first + panel * PANEL, last = attn__min(row + PANEL, g->first + g->count) - 1;
-    backward_task task = {.panel = panel, .band = {row, g->lo, g->hi}};
+    const int64_t turn = panel % 2 * state->tile_k * PANEL, row = g->first + panel * PANEL;
+    const int64_t last = attn__min(row + PANEL, g->first + g->count) - 1;
+    backward_task task = {.panel = panel,
+                          .band = {row, g->lo, g->hi},
+                          .scores = state->scores + turn,
+                          .slopes = state->slopes + turn,
+                          .pairs = state->pairs + turn * state->weight_parts};
     task.from = attn__min(tile->count, attn__max(0, row + g->lo - tile->first));
     task.to = attn__max(task.from, attn__min(tile->count, last + g->hi + 1 - tile->first));
     task.whole_from = attn__min(task.to, attn__max(task.from, last + g->lo - tile->first));
     task.whole_to = attn__max(task.whole_from, attn__min(task.to, row + g->hi + 1 - tile->first));
     task.begin = task.from / BLOCK * BLOCK;
     task.end = task.from == task.to ? task.begin : round_up(task.to, BLOCK);
-    task.pairs = state->pairs + panel % 2 * state->weight_parts * state->tile_k * PANEL;
     return task;
 }
 
-/* S^T (rows: K, turned: Q^T) or dP^T (V, dO^T) of a block. */
-static attn__dot scores_dot(const backward_state *state, const backward_block *block, const uint16_t *rows,
+/* S^T (rows: K, turned: Q^T) or dP^T (V, dO^T) of a task. */
+static attn__dot scores_dot(const backward_state *state, const backward_task *task, const uint16_t *rows,
                             const uint16_t *turned, int64_t depth, float *c)
 {
-    return (attn__dot){.a = rows + block->key * depth,
+    return (attn__dot){.a = rows + task->begin * depth,
                        .a_row = depth,
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
-                       .b = turned + block->task->panel * state->parts * depth * PANEL,
+                       .b = turned + task->panel * state->parts * depth * PANEL,
                        .b_row = PAIR * PANEL,
                        .b_part = depth * PANEL,
                        .b_parts = state->parts,
-                       .c = c,
+                       .c = c + task->begin * PANEL,
                        .c_row = PANEL,
-                       .rows = BLOCK,
+                       .rows = task->end - task->begin,
                        .cols = PANEL,
                        .depth = depth};
 }
@@ -391,24 +193,25 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
                        .b_parts = state->weight_parts,
                        .c = one ? state->dqt + task->panel * qk * PANEL : state->sums,
                        .c_row = PANEL,
-                       .rows = state->gradient->dq != NULL ? qk : 0,
+                       .rows = task->begin < task->end && state->gradient->dq != NULL ? qk : 0,
                        .cols = PANEL,
                        .depth = task->end - task->begin,
                        .add = one};
 }
 
-/* Fills the queue; next or before may be NULL. */
-static void fill_queue(const backward_state *state, const backward_block *next, const backward_task *before,
+/* Fills the queue; a task may be NULL. */
+static void fill_queue(const backward_state *state, const backward_task *before, const backward_task *next,
                        backward_queue *queue)
 {
     static const attn__dot nothing = {0};
-    queue->dot[0] = queue->dot[1] = nothing;
+    queue->dot[0] = before != NULL ? queries_dot(state, before) : nothing;
+    queue->dot[1] = queue->dot[2] = nothing;
     if (next != NULL) {
-        queue->dot[0] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
-        queue->dot[1] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
+        queue->dot[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
+        queue->dot[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
     }
-    queue->dot[2] = before != NULL ? queries_dot(state, before) : nothing;
     queue->now = 0;
+    queue->due = 0;
     queue->steps = 2; /* to change over */
     for (int i = 0; i < 3; i++) {
         queue->at[i] = dot_start(&queue->dot[i]);
@@ -418,10 +221,10 @@ static void fill_queue(const backward_state *state, const backward_block *next, 
 
 static void drain_queue(const backward_state *state, const backward_task *before, backward_queue *queue)
 {
-    for (int i = queue->now; i < 3; i++) {
+    for (int i = 0; i < 3; i++) {
         dot_finish(&queue->at[i]);
     }
-    if (before == NULL || queue->dot[2].rows == 0 || queue->dot[2].add) {
+    if (before == NULL || queue->dot[0].rows == 0 || queue->dot[0].add) {
         return;
     }
     float *dqt = state->dqt + before->panel * state->pad_qk * PANEL;
@@ -430,58 +233,29 @@ static void drain_queue(const backward_state *state, const backward_task *before
     }
 }
 
-/* The block after `now`, NULL before the first: of its task, else of the next panel that sees any.  False if
- * there is none. */
-static bool next_block(const backward_state *state, const backward_tile *tile, const backward_block *now,
-                       backward_task *tasks, backward_block *next)
-{
-    const bool second = now != NULL && now->scores == state->scores;
-    int64_t panel = now == NULL ? 0 : now->task->panel + 1;
-    next->scores = state->scores + second * BLOCK * PANEL;
-    next->slopes = state->slopes + second * BLOCK * PANEL;
-    if (now != NULL && now->key + BLOCK < now->task->end) {
-        next->task = now->task;
-        next->key = now->key + BLOCK;
-        return true;
-    }
-    for (; panel < state->panels; panel++) {
-        const backward_task task = task_of(state, panel, tile);
-        if (task.begin < task.end) {
-            tasks[panel % 3] = task;
-            next->task = &tasks[panel % 3];
-            next->key = task.begin;
-            return true;
-        }
-    }
-    return false;
-}
-
-/* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of blocks: the tiles are
- * one block ahead with scores and one panel behind with dQ^T.  (Panels that see keys of a tile have no gap
- * between them, so that three tasks and two arrays of pairs in turn are enough.) */
+/* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of panels: the tiles are
+ * one panel ahead with scores and one behind with dQ^T. */
 static void add_panels(const backward_state *state, const backward_tile *tile)
 {
     backward_task tasks[3];
-    backward_block now, next;
     backward_queue queue;
-    const backward_task *before = NULL;
-    bool more = next_block(state, tile, NULL, tasks, &next);
-    fill_queue(state, more ? &next : NULL, NULL, &queue);
+    tasks[0] = task_of(state, 0, tile);
+    fill_queue(state, NULL, &tasks[0], &queue);
     drain_queue(state, NULL, &queue);
-    while (more) {
-        now = next;
-        more = next_block(state, tile, &now, tasks, &next);
-        fill_queue(state, more ? &next : NULL, before, &queue);
-        if (state->weight_parts == 1) {
-            weigh_block(1, state, &now, tile->first, &queue);
-        } else {
-            weigh_block(WEIGHT_PARTS, state, &now, tile->first, &queue);
+    for (int64_t panel = 0; panel <= state->panels; panel++) {
+        const backward_task *before = panel > 0 ? &tasks[(panel - 1) % 3] : NULL;
+        backward_task *next = panel + 1 < state->panels ? &tasks[(panel + 1) % 3] : NULL;
+        if (next != NULL) {
+            *next = task_of(state, panel + 1, tile);
+        }
+        fill_queue(state, before, next, &queue);
+        if (panel < state->panels && state->weight_parts == 1) {
+            weigh_panel(1, state, &tasks[panel % 3], tile->first, &queue);
+        } else if (panel < state->panels) {
+            weigh_panel(WEIGHT_PARTS, state, &tasks[panel % 3], tile->first, &queue);
         }
         drain_queue(state, before, &queue);
-        before = !more || next.task != now.task ? now.task : NULL;
     }
-    fill_queue(state, NULL, before, &queue);
-    drain_queue(state, before, &queue);
 }
 
 /* ---- dV and dK ------------------------------------------------------------------------------------ */

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_dot_backward_pack.inc.h - the scratch of flash_dot_backward.inc.h, which includes it, and the
+ * operands in it: Q and dO both ways, K both ways, V.
+ *
+ * METHOD.  As flash_dot_pack.inc.h: rows are cut into parts, which are interleaved in pairs and transposed.
+ *
+ * COST.  A call packs its queries once and each tile of keys once.  One part: about a tenth of a call.
+ */
+enum {
+    BLOCK = PANEL,                  /* keys of a block: what is masked as a whole is not computed */
+    BACK_Q = 256,                   /* queries of a call, at most */
+    BACK_K = 128,                   /* keys of a tile, at most */
+    BACK_QUERY_BYTES = 1024 * 1024, /* packed queries of a call, and their dQ */
+    BACK_KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
+    RANGE_BYTES = 2048 * 1024,      /* K, V, dK and dV of a range of keys: L2 and L3 */
+};
+
+typedef struct backward_state {
+    const attn__gradient *gradient;
+    int parts;              /* of the inputs */
+    int weight_parts;       /* of P and dS */
+    int64_t panels, lanes;  /* lanes = panels * PANEL */
+    int64_t pad_qk, pad_v;  /* dims, up to a multiple of 32 */
+    int64_t tile_k;         /* keys of a tile, at most: a multiple of BLOCK */
+    bool finite;            /* Q and dO are */
+    uint16_t *qt, *dt;      /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
+    uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
+    float *dqt;             /* dQ^T: [panel][dim][PANEL] */
+    float *lse, *delta;     /* [lane]; lse as a power of 2 */
+    uint16_t *k, *v;        /* [part][tile_k][dim] */
+    uint16_t *kt;           /* K^T: [part][dim][tile_k] */
+    uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
+    uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
+    float *scores, *slopes; /* S^T, dP^T of two panels in turn: [2][tile_k][PANEL] */
+    float *sums;            /* a product on its way to fp32 sums: [dim or BLOCK][PANEL] */
+    uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
+    float *wide;            /* rows as fp32: k and v, then q and dO, of one cell */
+} backward_state;
+
+/* Some keys, their values, and where their gradients go. */
+typedef struct backward_tile {
+    const attn__gradient_span *span;
+    int64_t first, count, skip; /* skip: keys of the span before the first */
+    float *dk, *dv;             /* NULL: not wanted */
+} backward_tile;
+
+/* ---- sizes ---------------------------------------------------------------------------------------- */
+
+static int64_t backward_tile_q(const attn__shape *shape)
+{
+    const int64_t qk = round_up(shape->dim_qk, KEY_STEP), v = round_up(shape->dim_v, KEY_STEP);
+    const int64_t bytes = 4 * (qk + v) * dot_parts_of(shape->dtype) + 4 * qk;
+    const int64_t most = attn__max(1, attn__min(BACK_Q, BACK_QUERY_BYTES / bytes) / PANEL) * PANEL;
+    return attn__min(most, round_up(shape->rows, PANEL));
+}
+
+static int64_t backward_keys(int64_t pad_qk, int64_t pad_v, int parts)
+{
+    const int64_t most = attn__min(BACK_K, BACK_KEY_BYTES / (2 * (2 * pad_qk + pad_v) * parts));
+    return attn__max(1, most / BLOCK) * BLOCK;
+}
+
+/* As many keys as K, V, dK and dV stay near for, while all query tiles go over them. */
+static int64_t backward_tile_k(const attn__shape *shape)
+{
+    const int64_t bytes =
+        (int64_t)(sizeof(float) + attn_dtype_size(shape->dtype)) * (shape->dim_qk + shape->dim_v);
+    return attn__max(BACK_K, RANGE_BYTES / bytes / BACK_K * BACK_K);
+}
+
+static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype dtype, int64_t rows,
+                               int64_t dim_qk, int64_t dim_v)
+{
+    size_t used = 0;
+    const int parts = dot_parts_of(dtype), weight_parts = parts == 1 ? 1 : WEIGHT_PARTS;
+    const int64_t qk = round_up(dim_qk, KEY_STEP), v = round_up(dim_v, KEY_STEP);
+    const int64_t keys = backward_keys(qk, v, parts);
+    state->parts = parts, state->weight_parts = weight_parts;
+    state->pad_qk = qk, state->pad_v = v, state->tile_k = keys;
+    state->panels = attn__ceil_div(rows, PANEL);
+    const int64_t lanes = state->lanes = state->panels * PANEL;
+    state->qt = take_bf16(scratch, &used, parts * lanes * qk);
+    state->dt = take_bf16(scratch, &used, parts * lanes * v);
+    state->q = take_bf16(scratch, &used, parts * lanes * qk);
+    state->dout = take_bf16(scratch, &used, parts * lanes * v);
+    state->dqt = take(scratch, &used, lanes * qk);
+    state->lse = take(scratch, &used, lanes);
+    state->delta = take(scratch, &used, lanes);
+    state->k = take_bf16(scratch, &used, parts * keys * qk);
+    state->v = take_bf16(scratch, &used, parts * keys * v);
+    state->kt = take_bf16(scratch, &used, parts * keys * qk);
+    state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
+    state->scores = take(scratch, &used, 2 * keys * PANEL);
+    state->slopes = take(scratch, &used, 2 * keys * PANEL);
+    state->sums = take(scratch, &used, attn__max(BLOCK, qk) * PANEL);
+    state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
+    state->wide = take(scratch, &used, 2 * (qk + v));
+    return used;
+}
+
+/* ---- packing -------------------------------------------------------------------------------------- */
+
+/* `real` rows of an input as rows of A, `pad` long; those up to `rows` are 0. */
+static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64_t dim, int64_t pad,
+                      int64_t real, int64_t rows, float *wide)
+{
+    const int parts = dot_parts_of(from->dtype);
+    for (int64_t i = 0; i < real; i++) {
+        dot_pack_row(a + i * pad, a_part, attn__element(from->data, from->dtype, i * from->token),
+                     from->dtype, from->dim, dim, pad, wide);
+    }
+    for (int part = 0; part < parts; part++) {
+        memset(a + part * a_part + real * pad, 0, sizeof *a * (size_t)((rows - real) * pad));
+    }
+}
+
+/* One panel of Q or dO, which lies in state->rows, both ways. */
+static void turn_panel(const backward_state *state, int64_t panel, uint16_t *transposed, uint16_t *strips,
+                       int64_t pad)
+{
+    for (int part = 0; part < state->parts; part++) {
+        const uint16_t *from = state->rows + part * PANEL * pad;
+        uint16_t *to = transposed + (panel * state->parts + part) * pad * PANEL;
+        for (int64_t d = 0; d < pad; d += PAIR_LANES) {
+            dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, pad);
+            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * pad + d, pad);
+            uint16_t *strip =
+                strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
+            for (int64_t i = 0; i < PANEL; i += PAIR) {
+                dot_pair_rows(strip + i * PANEL, from + i * pad + d, from + (i + 1) * pad + d, PANEL);
+            }
+        }
+    }
+}
+
+/* Rows of Q or dO of one panel.  Rows with lse = -inf and lanes without a row are 0. */
+static bool pack_panel(const backward_state *state, int64_t panel, const attn__rows *input, int64_t dim,
+                       int64_t pad, uint16_t *transposed, uint16_t *strips)
+{
+    const attn__gradient *g = state->gradient;
+    const int64_t first = panel * PANEL, real = attn__min(PANEL, g->count - first);
+    const attn__rows from = {attn__element(input->data, input->dtype, first * input->token), input->dtype,
+                             input->token, input->dim};
+    pack_rows(state->rows, PANEL * pad, &from, dim, pad, real, PANEL, state->wide);
+    for (int64_t i = 0; i < real; i++) {
+        for (int part = 0; part < state->parts && g->lse[first + i] == -INFINITY; part++) {
+            memset(state->rows + (part * PANEL + i) * pad, 0, sizeof *state->rows * (size_t)pad);
+        }
+    }
+    turn_panel(state, panel, transposed, strips, pad);
+    return finite_row(state->rows, PANEL * pad);
+}
+
+/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
+static void pack_inputs(backward_state *state)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__rows q = {g->q, g->dtype, g->q_token, g->q_dim};
+    const attn__rows dout = {g->dout, g->dtype, g->dout_token, g->dout_dim};
+    state->finite = true;
+    for (int64_t panel = 0; panel < state->panels; panel++) {
+        const bool first = pack_panel(state, panel, &q, g->dim_qk, state->pad_qk, state->qt, state->q);
+        const bool second = pack_panel(state, panel, &dout, g->dim_v, state->pad_v, state->dt, state->dout);
+        state->finite = state->finite && first && second;
+    }
+    for (int64_t lane = 0; lane < state->lanes; lane++) {
+        const bool real = lane < g->count && g->lse[lane] != -INFINITY;
+        state->lse[lane] = real ? (float)((double)g->lse[lane] * 1.44269504088896340736) : INFINITY;
+        state->delta[lane] = real ? g->delta[lane] : 0.0f;
+    }
+    memset(state->dqt, 0, sizeof(float) * (size_t)(state->lanes * state->pad_qk));
+}
+
+/* K^T of a tile of `rows` keys, from K. */
+static void turn_keys(const backward_state *state, int64_t rows)
+{
+    const int64_t pad = state->pad_qk, keys = state->tile_k;
+    for (int part = 0; part < state->parts; part++) {
+        const uint16_t *from = state->k + part * keys * pad;
+        uint16_t *to = state->kt + part * keys * pad;
+        for (int64_t j = 0; j < rows; j += PAIR_LANES) {
+            for (int64_t i = 0; i < PAIR_LANES; i += PAIR) {
+                const uint16_t *row = from + (j + i) * pad;
+                dot_pair_rows(state->rows + i * pad, row, row + pad, pad);
+            }
+            for (int64_t d = 0; d < pad; d += VEC_LANES) {
+                dot_transpose(to + d * keys + j, keys, state->rows + PAIR * d, PAIR * pad);
+            }
+        }
+    }
+}
+
+/* K, V and K^T of a tile; whether they are finite. */
+static bool pack_tile(const backward_state *state, const backward_tile *tile)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__gradient_span *span = tile->span;
+    const int64_t rows = round_up(tile->count, BLOCK), keys = state->tile_k;
+    const attn__rows k = {attn__element(span->k, g->dtype, tile->skip * span->k_token), g->dtype,
+                          span->k_token, span->k_dim};
+    const attn__rows v = {attn__element(span->v, g->dtype, tile->skip * span->v_token), g->dtype,
+                          span->v_token, span->v_dim};
+    pack_rows(state->k, keys * state->pad_qk, &k, g->dim_qk, state->pad_qk, tile->count, rows, state->wide);
+    pack_rows(state->v, keys * state->pad_v, &v, g->dim_v, state->pad_v, tile->count, rows, state->wide);
+    turn_keys(state, rows);
+    return finite_row(state->k, rows * state->pad_qk) && finite_row(state->v, rows * state->pad_v);
+}
