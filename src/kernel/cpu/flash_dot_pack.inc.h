@@ -91,31 +91,20 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
 
 /* ---- packing ------------------------------------------------------------------------------------- */
 
-/* `dim` elements `stride` apart from element `at` of src on, as dense fp32: where they lie, or in `copy`. */
-static const float *dense_row(float *copy, const void *src, int64_t at, attn_dtype dtype, int64_t stride,
-                              int64_t dim)
-{
-    if (dtype == ATTN_F32 && (stride == 1 || dim == 1)) {
-        return attn__element(src, dtype, at);
-    }
-    widen(copy, src, at, dtype, stride, dim);
-    return copy;
-}
-
 static const float *key_row(const dot_state *state, const dot_tile *tile, int64_t j, float *copy)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
-    return dense_row(copy, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
-                     span->k_dim, block->dim_qk);
+    return dot_dense_row(copy, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
+                         span->k_dim, block->dim_qk);
 }
 
 static const float *value_row(const dot_state *state, const dot_tile *tile, int64_t j, float *copy)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
-    return dense_row(copy, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
-                     span->v_dim, block->dim_v);
+    return dot_dense_row(copy, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
+                         span->v_dim, block->dim_v);
 }
 
 /* Query `row`, with what is folded into it: its sign, or all of the scale. */
