@@ -11,12 +11,12 @@
 #include "kernel/cpu/dot_pack.h"
 
 enum {
-    TILE_Q = 512,              /* queries of a call, at most */
-    TILE_K = 256,              /* keys of a tile of one part, at most; half of that of more */
-    KEY_STEP = 32,             /* the depth of a tile product */
-    KEY_BYTES = 512 * 1024,    /* K and V^T of a tile, in L2 */
-    QUERY_BYTES = 1024 * 1024, /* Q^T and O^T of a call, in L2 */
-    WEIGHT_PARTS = 3,          /* of P, unless the inputs are one part */
+    TILE_Q = 512,             /* queries of a call, at most */
+    TILE_K = 256,             /* keys of a tile of one part, at most; half of that of more */
+    KEY_STEP = 32,            /* the depth of a tile product */
+    KEY_BYTES = 512 * 1024,   /* K and V^T of a tile, in L2 */
+    QUERY_BYTES = 640 * 1024, /* Q^T and O^T of a call, in L2 */
+    WEIGHT_PARTS = 3,         /* of P, unless the inputs are one part */
 };
 
 typedef struct dot_state {
