@@ -52,11 +52,11 @@ static uint32_t bits_of(float x)
     return bits;
 }
 
-/* Largest relative error over every step-th float of [-126, -2^-32], and where. */
+/* Largest relative error over every step-th float of [-126, -0], and where. */
 static double worst_error(const attn__probe *probe, uint32_t step, float *where)
 {
     static float x[BATCH], y[BATCH];
-    const uint64_t first = bits_of(-0x1p-32f), last = bits_of(-126.0f);
+    const uint64_t first = bits_of(-0.0f), last = bits_of(-126.0f);
     double worst = 0.0;
     for (uint64_t bits = first; bits <= last; bits += (uint64_t)step * BATCH) {
         for (uint32_t i = 0; i < BATCH; i++) {

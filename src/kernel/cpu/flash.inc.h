@@ -13,10 +13,8 @@
  *         max, P = exp2(S - max), sum             vertical, in place
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
- * Calls of a few queries would leave most lanes empty; flash_few.inc.h has another way for them.
- *
  * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
- * query sees pay for the mask.
+ * query sees pay for the mask.  Calls of a few queries go another way (flash_few.inc.h).
  *
  * NaN.  vec_max ignores a NaN score, so the maximum stays a number and the NaN goes into P, sum and O of its
  * own lane.  A masked score is replaced, not multiplied.  A masked value meets P = 0, and 0 * NaN would leak:
@@ -36,10 +34,9 @@
  *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent)
  *     vec_less vec_select vec_between    masks
  *     vec_widen              fp16 or bf16 to fp32
- *     vec_load_as vec_load_part    a vector of any dtype, whole or its first lanes
- *     vec_sums               of VEC_LANES vectors, the sum of the lanes of each
+ *     vec_load_as vec_load_part     a vector of any dtype, whole or its first lanes
+ *     vec_sums vec_transpose        of VEC_LANES vectors: the sum of the lanes of each; rows become columns
  *     vec_greatest           the greatest lane
- *     vec_transpose          VEC_LANES vectors as a square
  */
 #include "kernel/cpu/micro.inc.h"
 
@@ -121,10 +118,9 @@ static void transpose_rows(float *to, const float *rows, int64_t dim, float fact
 static void widen_rows(float *dst, const attn__rows *rows, int64_t dim, int64_t first, int64_t count)
 {
     for (int64_t i = first; i < first + VEC_LANES; i++, dst += dim) {
+        memset(dst, 0, sizeof(float) * (size_t)dim);
         if (i < count) {
             widen(dst, rows->data, i * rows->token, rows->dtype, rows->dim, dim);
-        } else {
-            memset(dst, 0, sizeof(float) * (size_t)dim);
         }
     }
 }
