@@ -234,8 +234,8 @@ static bool make_room(compare *c)
     size_t rows = (size_t)count_of(c->slopes, p->tokens_q), keys = (size_t)count_of(c->slopes, p->tokens_kv);
     size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v;
     float one[512];
-    c->rows = malloc(rows * sizeof *c->rows);
-    c->keys = malloc(keys * sizeof *c->keys);
+    c->rows = calloc(rows, sizeof *c->rows);
+    c->keys = calloc(keys, sizeof *c->keys);
     c->want[DQ] = malloc(rows * d * sizeof(double));
     c->want[DK] = malloc(keys * d * sizeof(double));
     c->want[DV] = malloc(keys * dv * sizeof(double));
