@@ -126,6 +126,25 @@ static void test_cut(void **state)
     assert_int_equal(cut_of(&p).tasks, 0); /* tiny, and nothing to share */
 }
 
+/* Partials take room for the threads, not for the batch. */
+static void test_workspace(void **state)
+{
+    (void)state;
+    size_t bytes[2];
+    attn_options o = {.size = sizeof o, .in_memory = 1, .threads = 2};
+    for (int i = 0; i < 2; i++) {
+        attn_problem p;
+        attn_plan *plan;
+        assert_int_equal(attn_problem_parse(&p, "heads=8,kv_heads=2,tokens=4,kv_tokens=9000,dim=64"),
+                         ATTN_OK);
+        p.batch = i == 0 ? 2 : 200;
+        assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_OK);
+        bytes[i] = attn_plan_workspace(plan);
+        attn_plan_destroy(plan);
+    }
+    assert_true(bytes[1] - bytes[0] < 200 * 100);
+}
+
 static attn_status refuse_rows(void *data, int64_t batch, int64_t head, int64_t first, int64_t count,
                                const float *o, int64_t o_stride, const float *lse)
 {
@@ -161,6 +180,7 @@ int main(void)
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_long),
         cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_source_and_sink),
     };
     return cmocka_run_group_tests_name("few queries", tests, NULL, NULL);

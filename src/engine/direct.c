@@ -44,9 +44,8 @@ attn__space attn__direct_space(const attn_plan *plan)
         s.gather = attn__aligned(s.q_rows * bytes.q) + attn__aligned(s.kv_rows * bytes.k) +
                    attn__aligned(s.kv_rows * bytes.v);
     }
-    s.lists = 2 * attn__aligned((p->batch + 1) * (int64_t)sizeof(int64_t)) +
-              attn__aligned(attn__few_done_space(plan));
-    s.partial = attn__aligned(attn__few_partial_space(plan));
+    s.lists = 2 * attn__aligned((p->batch + 1) * (int64_t)sizeof(int64_t));
+    s.partial = attn__few_lay_out(NULL, plan, NULL);
     s.thread = thread_space(plan);
     return s;
 }
@@ -167,7 +166,7 @@ static attn_status compute_tile(const attn__forward *f, const attn__sequence *s,
     return ATTN_OK;
 }
 
-static attn_status compute_item(const attn__forward *f, int64_t item)
+static attn_status compute_item(attn__forward *f, int64_t item)
 {
     const attn_plan *plan = f->run->plan;
     int64_t low = 0, high = plan->problem.batch; /* first[low] <= item < first[high] */
@@ -210,19 +209,29 @@ static work count_work(const attn__forward *f)
     return (work){sum / p->batch, 2 * cells * (double)(p->dim_qk + p->dim_v)};
 }
 
-static attn_status compute(const attn__forward *f)
+/* Takes items in order until those of the slice are done. */
+static void work_to(attn__forward *f, int64_t end)
+{
+    for (;;) {
+        int64_t item = atomic_fetch_add(&f->next, 1);
+        if (item >= end) {
+            return;
+        }
+        attn__run_failed(f->run, compute_item(f, item));
+    }
+}
+
+static attn_status compute(attn__forward *f)
 {
     const attn_plan *plan = f->run->plan;
     const work all = count_work(f);
     int64_t items = f->first[plan->problem.batch], slices = attn__slices(plan, all.flops, items);
     bool together = attn__worth_threads(all.flops);
     for (int64_t slice = 0; slice < slices; slice++) {
-        int64_t from = items * slice / slices, to = items * (slice + 1) / slices;
         double begin = attn__now();
-#pragma omp parallel for schedule(dynamic) num_threads(plan->threads) if (together)
-        for (int64_t item = from; item < to; item++) {
-            attn__run_failed(f->run, compute_item(f, item));
-        }
+        atomic_store(&f->next, items * slice / slices);
+#pragma omp parallel num_threads(plan->threads) if (together)
+        work_to(f, items * (slice + 1) / slices);
         if (attn__run_stopped(f->run)) {
             return attn__fail(f->run->status, "%s", f->run->text);
         }
@@ -237,18 +246,16 @@ attn_status attn__direct(attn__run *run)
 {
     const attn_plan *plan = run->plan;
     attn__forward f = {.run = run, .in = {run->io->in[0], run->io->in[1], run->io->in[2]}};
-    int64_t list = (plan->problem.batch + 1) * (int64_t)sizeof(int64_t), done = attn__few_done_space(plan);
+    int64_t list = (plan->problem.batch + 1) * (int64_t)sizeof(int64_t);
     char *at = run->workspace;
     f.order = attn__take(&at, list);
     f.first = attn__take(&at, list);
-    f.done = attn__take(&at, done);
-    f.partials = attn__take(&at, plan->space.partial);
+    at += attn__few_lay_out(&f, plan, at);
     f.threads = at + plan->space.gather;
+    attn__few_begin(&f);
+    atomic_init(&f.next, 0);
     if (run->io->source.data != run->io) {
         ATTN__TRY(gather(&f, &at));
-    }
-    for (int64_t i = 0; i < done / (int64_t)sizeof *f.done; i++) {
-        atomic_init(&f.done[i], 0);
     }
     number_items(&f);
     return compute(&f);

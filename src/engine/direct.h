@@ -5,15 +5,24 @@
 
 #include "engine/engine.h"
 
+/* One (sequence, kv head) of few queries. */
+typedef struct attn__few_plane {
+    int64_t region; /* of the partials, while it is at work; -1 */
+    int64_t done;   /* tasks that have ended */
+} attn__few_plane;
+
 /* One execute of a direct plan. */
 typedef struct attn__forward {
     attn__run *run;
-    attn_tensor in[3]; /* where q, k and v lie */
-    int64_t *order;    /* sequences by falling number of keys */
-    int64_t *first;    /* [batch + 1]: items of those before in that order */
-    atomic_uint *done; /* [sequence][kv head]: tasks of few queries that have ended */
-    float *partials;   /* [sequence][kv head][task]: theirs */
+    attn_tensor in[3];       /* where q, k and v lie */
+    int64_t *order;          /* sequences by falling number of keys */
+    int64_t *first;          /* [batch + 1]: items of those before in that order */
+    attn__few_plane *planes; /* [sequence][kv head]; under the run's lock, as the free regions are */
+    int64_t *free;           /* regions that no plane has */
+    int64_t free_count;
+    float *partials; /* [region][task] */
     char *threads;
+    atomic_int_least64_t next; /* item */
 } attn__forward;
 
 /* What a thread takes out of its part of the workspace. */
@@ -44,11 +53,12 @@ typedef struct attn__few {
 attn__few attn__few_of(const attn_plan *plan, const attn__sequence *s);
 /* Most rows of such a sequence under the plan. */
 int64_t attn__few_rows(const attn_problem *problem);
-/* Bytes of `done` and of `partials`. */
-int64_t attn__few_done_space(const attn_plan *plan);
-int64_t attn__few_partial_space(const attn_plan *plan);
+/* Lays out planes, free regions and partials from *at on (NULL: only counts); returns the bytes. */
+int64_t attn__few_lay_out(attn__forward *f, const attn_plan *plan, char *at);
+/* All planes idle, all regions free. */
+void attn__few_begin(attn__forward *f);
 /* Task `item` of the sequence, over all kv heads. */
-attn_status attn__few_compute(const attn__forward *f, const attn__sequence *s, int64_t sequence,
+attn_status attn__few_compute(attn__forward *f, const attn__sequence *s, int64_t sequence,
                               const attn__few *few, int64_t item);
 
 #endif

@@ -11,6 +11,9 @@
  * ascending order.  The cut is by the sequence's shape alone, so the bits do not depend on the number of
  * threads or on what else is in the batch.
  *
+ * Items are taken in order, so that the planes (sequence, kv head) at work, each of which needs a region for
+ * its tasks' partials, are at most one a thread and the one whose tasks are being handed out.
+ *
  * COST.  K and V are read from memory once; a fold is some hundred FLOPs a row and chunk.
  */
 #include <string.h>
@@ -79,24 +82,65 @@ static bool possible(const attn_plan *plan)
     return plan->in_memory || p->tokens_q * (p->heads_q / p->heads_kv) <= ROWS;
 }
 
-int64_t attn__few_done_space(const attn_plan *plan)
+static int64_t planes_of(const attn_plan *plan)
 {
-    const attn_problem *p = &plan->problem;
-    return possible(plan) ? p->batch * p->heads_kv * (int64_t)sizeof(atomic_uint) : 0;
+    return possible(plan) ? plan->problem.batch * plan->problem.heads_kv : 0;
 }
 
-int64_t attn__few_partial_space(const attn_plan *plan)
+static int64_t regions_of(const attn_plan *plan)
 {
-    const int64_t too_much = INT64_C(1) << 60; /* which no plan gets */
-    const attn_problem *p = &plan->problem;
-    int64_t bytes;
-    if (!possible(plan)) {
-        return 0;
+    return attn__min(planes_of(plan), plan->threads + 1);
+}
+
+int64_t attn__few_lay_out(attn__forward *f, const attn_plan *plan, char *at)
+{
+    int64_t planes = planes_of(plan) * (int64_t)sizeof *f->planes;
+    int64_t regions = regions_of(plan) * (int64_t)sizeof *f->free;
+    int64_t partials = regions_of(plan) * plane_floats(&plan->problem) * (int64_t)sizeof *f->partials;
+    if (at != NULL) {
+        f->planes = attn__take(&at, planes);
+        f->free = attn__take(&at, regions);
+        f->partials = attn__take(&at, partials);
     }
-    if (!attn__mul(p->batch * p->heads_kv, plane_floats(p) * (int64_t)sizeof(float), &bytes)) {
-        return too_much;
+    return attn__aligned(planes) + attn__aligned(regions) + attn__aligned(partials);
+}
+
+void attn__few_begin(attn__forward *f)
+{
+    const attn_plan *plan = f->run->plan;
+    for (int64_t plane = 0; plane < planes_of(plan); plane++) {
+        f->planes[plane] = (attn__few_plane){.region = -1};
     }
-    return attn__min(bytes, too_much);
+    for (f->free_count = 0; f->free_count < regions_of(plan); f->free_count++) {
+        f->free[f->free_count] = f->free_count;
+    }
+}
+
+/* The partials of a plane, with a region from now on. */
+static float *begin_task(attn__forward *f, attn__few_plane *plane)
+{
+    pthread_mutex_lock(&f->run->lock);
+    if (plane->region < 0) {
+        plane->region = f->free[--f->free_count];
+    }
+    pthread_mutex_unlock(&f->run->lock);
+    return f->partials + plane->region * plane_floats(&f->run->plan->problem);
+}
+
+/* Was it the last of `tasks`? */
+static bool end_task(attn__forward *f, attn__few_plane *plane, int64_t tasks)
+{
+    pthread_mutex_lock(&f->run->lock);
+    bool last = ++plane->done == tasks;
+    pthread_mutex_unlock(&f->run->lock);
+    return last;
+}
+
+static void end_plane(attn__forward *f, const attn__few_plane *plane)
+{
+    pthread_mutex_lock(&f->run->lock);
+    f->free[f->free_count++] = plane->region;
+    pthread_mutex_unlock(&f->run->lock);
 }
 
 /* ---- a task ---- */
@@ -184,16 +228,20 @@ static attn_status finish(const task *t, float *o, int64_t step)
     return ATTN_OK;
 }
 
-attn_status attn__few_compute(const attn__forward *f, const attn__sequence *s, int64_t sequence,
+attn_status attn__few_compute(attn__forward *f, const attn__sequence *s, int64_t sequence,
                               const attn__few *few, int64_t item)
 {
     const attn_problem *p = &f->run->plan->problem;
-    int64_t kv_head = item / few->tasks, number = item % few->tasks, plane = sequence * p->heads_kv + kv_head;
-    int64_t step = partial_floats(p, few->rows);
-    float *partials = f->partials + plane * plane_floats(p);
+    int64_t kv_head = item / few->tasks, number = item % few->tasks, step = partial_floats(p, few->rows);
+    attn__few_plane *plane = &f->planes[sequence * p->heads_kv + kv_head];
+    float *partials = begin_task(f, plane);
     task t = {f, s, few, kv_head, p->heads_q / p->heads_kv, attn__forward_space(f)};
     copy_queries(&t);
     compute_run(&t, number, partials + number * step);
-    unsigned before = atomic_fetch_add_explicit(&f->done[plane], 1, memory_order_acq_rel);
-    return before + 1 == (unsigned)few->tasks ? finish(&t, partials, step) : ATTN_OK;
+    if (!end_task(f, plane, few->tasks)) {
+        return ATTN_OK;
+    }
+    attn_status status = finish(&t, partials, step);
+    end_plane(f, plane);
+    return status;
 }

@@ -65,10 +65,9 @@ static double dot(const double *a, const double *b, int64_t dim)
     return sum;
 }
 
-/* Is so many cells' work worth waking threads? */
-static bool together(const reference *r, int64_t rows, int64_t keys)
+static double flops_of(const reference *r, int64_t rows, int64_t keys)
 {
-    return attn__worth_threads(2.0 * (double)(rows * keys) * (double)(r->problem.dim_qk + r->problem.dim_v));
+    return 2.0 * (double)(rows * keys) * (double)(r->problem.dim_qk + r->problem.dim_v);
 }
 
 /* ---- lse and delta ---- */
@@ -102,7 +101,8 @@ static void make_statistics(const reference *r)
         for (int64_t j = 0; j < keys; j++) {
             read_key(r, first + j, r->k + j * p->dim_qk, r->v + j * p->dim_v);
         }
-#pragma omp parallel for schedule(static) if (together(r, b->count, keys))
+        bool together = attn__worth_threads(flops_of(r, b->count, keys));
+#pragma omp parallel for schedule(static) if (together)
         for (int64_t i = 0; i < b->count; i++) {
             attn__reference_add(&b->running[i], b->q + i * p->dim_qk, r->k, r->v, first, keys, b->row[i],
                                 r->s.band.lo, r->s.band.hi, p->scale, p->dim_qk, p->dim_v);
@@ -163,7 +163,8 @@ static void sum_rows(const reference *r, double *dq)
         for (int64_t j = 0; j < keys; j++) {
             read_key(r, first + j, r->k + j * p->dim_qk, r->v + j * p->dim_v);
         }
-#pragma omp parallel for schedule(static) if (together(r, r->block.count, keys))
+        bool together = attn__worth_threads(flops_of(r, r->block.count, keys));
+#pragma omp parallel for schedule(static) if (together)
         for (int64_t i = 0; i < r->block.count; i++) {
             double dk[DIM_MOST] = {0}, dv[DIM_MOST] = {0}; /* not wanted here */
             for (int64_t j = 0; j < keys; j++) {
@@ -178,7 +179,8 @@ static void sum_rows(const reference *r, double *dq)
 static void sum_keys(const reference *r, const int64_t *keys, int64_t count, double *dk, double *dv)
 {
     const attn_problem *p = &r->problem;
-#pragma omp parallel for schedule(static) if (together(r, r->block.count, count))
+    bool together = attn__worth_threads(flops_of(r, r->block.count, count));
+#pragma omp parallel for schedule(static) if (together)
     for (int64_t j = 0; j < count; j++) {
         double dq[DIM_MOST] = {0}; /* not wanted here */
         for (int64_t i = 0; i < r->block.count; i++) {
