@@ -266,7 +266,7 @@ static attn_status compare_forward(bench *b)
     if (status == ATTN_OK) {
         r->status = verdict.passed ? CLI_ROW_OK : CLI_ROW_WRONG;
         if (!verdict.passed) {
-            snprintf(r->text, sizeof r->text, "forward: %.3g of what it may differ", verdict.ratio);
+            snprintf(r->text, sizeof r->text, "forward: %.3g times what it may differ", verdict.ratio);
         }
         if (b->c.pass != CONTEST_BACKWARD) {
             r->max_error = verdict.max_error;
@@ -306,7 +306,8 @@ static attn_status compare_backward(bench *b)
         r->relative = fmax(r->relative, verdict.relative);
         if (!verdict.passed) {
             r->status = CLI_ROW_WRONG;
-            snprintf(r->text, sizeof r->text, "%s: %.3g of what it may differ", verdict.where, verdict.ratio);
+            snprintf(r->text, sizeof r->text, "%s: %.3g times what it may differ", verdict.where,
+                     verdict.ratio);
         }
     }
     return status;

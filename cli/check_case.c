@@ -270,7 +270,7 @@ static attn_status forward(check *k)
         if (!verdict.passed) {
             r->status = CLI_ROW_WRONG;
             snprintf(r->text, sizeof r->text,
-                     "forward, batch %lld, head %lld, row %lld: %.3g of what it may differ",
+                     "forward, batch %lld, head %lld, row %lld: %.3g times what it may differ",
                      (long long)verdict.at[0], (long long)verdict.at[1], (long long)verdict.at[2],
                      verdict.ratio);
         }
@@ -309,7 +309,7 @@ static attn_status backward(check *k)
         r->backward_error = verdict.relative;
         if (!verdict.passed) {
             r->status = CLI_ROW_WRONG;
-            snprintf(r->text, sizeof r->text, "backward, %s: %.3g of what it may differ", verdict.where,
+            snprintf(r->text, sizeof r->text, "backward, %s: %.3g times what it may differ", verdict.where,
                      verdict.ratio);
         }
     }

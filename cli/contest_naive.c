@@ -6,8 +6,7 @@
  * It does what eager frameworks do: P stays for the backward pass, which makes a second matrix of that size
  * (dP, then dS); 16-bit inputs are widened to fp32 first; under a causal mask all cells are computed and half
  * of them thrown away.  It is helped where that is cheap: a (batch, head) does its three steps while its part
- * of S may still be in a cache, and the softmax is vectorised (one pass each for maximum, exp and sum,
- * division; exp is 2^n times a polynomial of degree 6, relative error 2e-7).
+ * of S may still be in a cache, and the softmax is vectorised.
  *
  * One pool of threads: OpenBLAS, loaded when the contestant is set up, is told to use one thread, and OpenMP
  * shares out (batch, head) pairs and, where these are few, parts of their rows or keys.  Two pools that spin
@@ -16,6 +15,7 @@
 #include "contest.h"
 
 #include "machine.h"
+#include "softmax.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -34,7 +34,6 @@ typedef void (*sgemm_fn)(enum CBLAS_ORDER order, enum CBLAS_TRANSPOSE ta, enum C
 
 enum { Q, K, V, DOUT, INPUTS };  /* widened if they are 16-bit */
 enum { O, DQ, DK, DV, OUTPUTS }; /* rounded if they are 16-bit */
-enum { LANES = 32 };             /* maxima side by side, which compilers vectorise without being told */
 
 typedef struct naive {
     attn_problem p;
@@ -50,82 +49,7 @@ typedef struct naive {
     float *slopes;  /* dP, then dS */
 } naive;
 
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define SANITIZED 1
-#elif defined(__has_feature)
-#define SANITIZED (__has_feature(address_sanitizer) || __has_feature(thread_sanitizer))
-#else
-#define SANITIZED 0
-#endif
-
-/* The softmax is compiled for each level of the instruction set where the compiler can do that; the choice is
- * made while the program is loaded, when sanitizers are not ready yet. */
-#if defined(__GNUC__) && defined(__x86_64__) && defined(__gnu_linux__) && !SANITIZED
-#define FOR_EACH_LEVEL __attribute__((target_clones("avx512f", "avx2", "default")))
-#else
-#define FOR_EACH_LEVEL
-#endif
-
 /* ---- the steps ---- */
-
-/* Softmax of s[0..seen) in place, zeros behind it up to n; returns lse.  exp is written out because a
- * function for it would stay a call in the copies for each level. */
-FOR_EACH_LEVEL static float softmax_row(float *s, int64_t seen, int64_t n)
-{
-    const float shift = 12582912.0f; /* 1.5 * 2^23: adding it rounds to an integer */
-    float lane[LANES], most = -INFINITY, sum = 0;
-    for (int i = 0; i < LANES; i++) {
-        lane[i] = -INFINITY;
-    }
-    for (int64_t j = 0; j + LANES <= seen; j += LANES) {
-        for (int i = 0; i < LANES; i++) {
-            lane[i] = s[j + i] > lane[i] ? s[j + i] : lane[i];
-        }
-    }
-    for (int64_t j = 0; j < LANES + seen % LANES; j++) {
-        float x = j < LANES ? lane[j] : s[seen - seen % LANES + j - LANES];
-        most = x > most ? x : most;
-    }
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < seen; j++) {
-        float x = s[j] - most, t = (x < -87.0f ? -87.0f : x) * 1.44269504f;
-        float whole = (t + shift) - shift, f = t - whole;
-        float y = 1.54035304e-4f; /* 2^f on [-1/2, 1/2]: Taylor to degree 6, remainder 1.2e-7 */
-        y = y * f + 1.33335581e-3f;
-        y = y * f + 9.61812911e-3f;
-        y = y * f + 5.55041087e-2f;
-        y = y * f + 2.40226507e-1f;
-        y = y * f + 6.93147181e-1f;
-        y = y * f + 1.0f;
-        union {
-            int32_t bits;
-            float power;
-        } two = {.bits = ((int32_t)whole + 127) * (1 << 23)};
-        s[j] = y * two.power;
-        sum += s[j];
-    }
-    float inverse = 1 / sum;
-#pragma omp simd
-    for (int64_t j = 0; j < seen; j++) {
-        s[j] *= inverse;
-    }
-    memset(s + seen, 0, (size_t)(n - seen) * sizeof *s);
-    return most + logf(sum);
-}
-
-/* dS = P * (dP - D) in place of dP, D = the row's sum of P * dP */
-FOR_EACH_LEVEL static void slope_row(float *dp, const float *weight, int64_t n)
-{
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int64_t j = 0; j < n; j++) {
-        sum += dp[j] * weight[j];
-    }
-#pragma omp simd
-    for (int64_t j = 0; j < n; j++) {
-        dp[j] = weight[j] * (dp[j] - sum);
-    }
-}
 
 /* Part `index` of the `parts` of n: its first and, returned, its count. */
 static int64_t part_of(int64_t n, int64_t parts, int64_t index, int64_t *first)
@@ -151,7 +75,7 @@ static void forward_rows(const naive *s, int64_t plane, int64_t first, int64_t c
              s->in[Q] + (plane * n + first) * d, d, s->in[K] + kv * n * d, d, 0, w, keys);
     for (int64_t i = 0; i < count; i++) {
         int64_t seen = p->mask == ATTN_MASK_CAUSAL ? first + i + 1 : n;
-        s->lse[plane * n + first + i] = softmax_row(w + i * n, seen, n);
+        s->lse[plane * n + first + i] = cli_softmax_row(w + i * n, seen, n);
     }
     s->sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, dv, keys, 1, w, keys, s->in[V] + kv * n * dv,
              dv, 0, s->out[O] + (plane * n + first) * dv, dv);
@@ -168,7 +92,7 @@ static void backward_rows(const naive *s, int64_t plane, int64_t first, int64_t 
     s->sgemm(CblasRowMajor, CblasNoTrans, CblasTrans, rows, keys, dv, 1,
              s->in[DOUT] + (plane * n + first) * dv, dv, s->in[V] + kv * n * dv, dv, 0, slopes, keys);
     for (int64_t i = 0; i < count; i++) {
-        slope_row(slopes + i * n, w + i * n, n);
+        cli_softmax_slope(slopes + i * n, w + i * n, n);
     }
     s->sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, rows, d, keys, (float)p->scale, slopes, keys,
              s->in[K] + kv * n * d, d, 0, s->out[DQ] + (plane * n + first) * d, d);

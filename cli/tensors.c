@@ -81,7 +81,8 @@ attn_status cli_tensors_read(void *data, attn_operand x, int64_t batch, int64_t 
 
 cli_extent cli_tensor_extent(const cli_tensor *t)
 {
-    cli_extent extent = {0, 0};
+    cli_extent extent = {0};
+    double all = 0;
     float row[512]; /* the most that a problem may have */
     for (int64_t i = 0; i < t->batch * t->heads * t->tokens; i++) {
         double sum = 0;
@@ -92,6 +93,8 @@ cli_extent cli_tensor_extent(const cli_tensor *t)
             extent.element = x > extent.element ? x : extent.element;
         }
         extent.row = sum > extent.row * extent.row ? sqrt(sum) : extent.row;
+        all += sum;
     }
+    extent.rms = sqrt(all / (double)(t->batch * t->heads * t->tokens * t->dim));
     return extent;
 }

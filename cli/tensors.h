@@ -26,9 +26,9 @@ void cli_tensor_set(const cli_tensor *tensor, int64_t batch, int64_t head, int64
 attn_status cli_tensors_read(void *data, attn_operand operand, int64_t batch, int64_t first, int64_t count,
                              void *dst, int64_t head_stride);
 
-/* Longest row and largest element of what is finite. */
+/* Longest row, largest element and root mean square of the elements, of what is finite. */
 typedef struct cli_extent {
-    double row, element;
+    double row, element, rms;
 } cli_extent;
 cli_extent cli_tensor_extent(const cli_tensor *tensor);
 

@@ -11,7 +11,9 @@
  *   dV                                               max|dO| W (e + u (sqrt(m) + 3))
  *   and r |ref| for rounding, where W of a key is what the reference says dV is for dO = 1.
  * - As in verify.c the sharp test is the mean square: errors of the many terms cancel, so it must keep to
- *   (2 e + r) rms(ref) and the bounds above over the square root of the number of terms.
+ *   (2 e + r) rms(ref) and, for what is left where the reference cancels, the bounds above over the square
+ * root of the number of terms, with root mean squares for the largest elements and sqrt(d_v) rms(v) rms(dO)
+ * for B, the size of a product of vectors that have nothing to do with each other.
  */
 #include "verify_backward.h"
 
@@ -24,14 +26,15 @@ enum { DQ, DK, DV, KINDS };
 
 typedef struct limits {
     double part[KINDS]; /* for weights that add up to 1 */
-    double share;       /* of |ref|, of an element */
-    double rms_share;   /* of the rms of the reference */
+    double rms_part[KINDS];
+    double share;     /* of |ref|, of an element */
+    double rms_share; /* of the rms of the reference */
     double terms[KINDS];
     double step; /* half of fp16's smallest step */
 } limits;
 
 typedef struct sums {
-    double error, reference, part; /* of squares */
+    double error, reference, weight; /* of squares */
     int64_t elements;
     double largest;
 } sums;
@@ -62,11 +65,16 @@ static limits limits_of(const cli_slopes *s)
     double r = p->dtype_out == ATTN_F16 ? 0x1p-11 : p->dtype_out == ATTN_BF16 ? 0x1p-8 : u;
     double scale = fabs(p->scale), scores = scale * eq.row * ek.row, b = ev.row * ed.row;
     double e = u * (scores * (sqrt((double)p->dim_qk) + 4) + 3 * (scores + log(n)) + 4);
-    double g = b * (2 * e + u * (sqrt((double)p->dim_v) + 6) + r);
+    double g = 2 * e + u * (sqrt((double)p->dim_v) + 6) + r; /* of b */
+    double usual = sqrt((double)p->dim_v) * ev.rms * ed.rms, sum_n = u * (sqrt(n) + 3),
+           sum_m = u * (sqrt(m) + 3);
     return (limits){
-        .part = {[DQ] = scale * ek.element * (g + 2 * b * u * (sqrt(n) + 3)),
-                 [DK] = scale * eq.element * (g + 2 * b * u * (sqrt(m) + 3)),
-                 [DV] = ed.element * (e + u * (sqrt(m) + 3))},
+        .part = {[DQ] = scale * ek.element * b * (g + 2 * sum_n),
+                 [DK] = scale * eq.element * b * (g + 2 * sum_m),
+                 [DV] = ed.element * (e + sum_m)},
+        .rms_part = {[DQ] = scale * ek.rms * usual * (g + 2 * sum_n),
+                     [DK] = scale * eq.rms * usual * (g + 2 * sum_m),
+                     [DV] = ed.rms * (e + sum_m)},
         .share = r,
         .rms_share = 2 * e + r,
         .terms = {[DQ] = fmax(1, cells / (double)p->tokens_q),
@@ -112,7 +120,7 @@ static void compare_row(compare *c, int kind, int64_t batch, int64_t head, int64
         sum->largest = fmax(sum->largest, error);
         sum->error += error * error;
         sum->reference += want[i] * want[i];
-        sum->part += part * part;
+        sum->weight += weight * weight;
         sum->elements++;
     }
     c->verdict->ratio = fmax(c->verdict->ratio, ratio);
@@ -211,8 +219,10 @@ static void conclude(compare *c)
         const sums *s = &c->sums[kind];
         double n = s->elements > 0 ? (double)s->elements : 1, rms = sqrt(s->error / n);
         double limit = c->limits.rms_share * sqrt(s->reference / n) +
-                       sqrt(s->part / n / c->limits.terms[kind]) + c->limits.step;
-        double relative = s->reference > s->part ? sqrt(s->error / s->reference) : 0;
+                       c->limits.rms_part[kind] * sqrt(s->weight / n / c->limits.terms[kind]) +
+                       c->limits.step;
+        double noise = c->limits.rms_part[kind] * sqrt(s->weight);
+        double relative = s->reference > noise * noise ? sqrt(s->error / s->reference) : 0;
         v->max_error = fmax(v->max_error, s->largest);
         v->relative = fmax(v->relative, relative);
         if (rms > 0) {
@@ -234,8 +244,8 @@ static bool make_room(compare *c)
     size_t rows = (size_t)count_of(c->slopes, p->tokens_q), keys = (size_t)count_of(c->slopes, p->tokens_kv);
     size_t d = (size_t)p->dim_qk, dv = (size_t)p->dim_v;
     float one[512];
-    c->rows = malloc(rows * sizeof *c->rows);
-    c->keys = malloc(keys * sizeof *c->keys);
+    c->rows = calloc(rows, sizeof *c->rows);
+    c->keys = calloc(keys, sizeof *c->keys);
     c->want[DQ] = malloc(rows * d * sizeof(double));
     c->want[DK] = malloc(keys * d * sizeof(double));
     c->want[DV] = malloc(keys * dv * sizeof(double));

@@ -106,6 +106,7 @@ set(ATTN_CLI
     cli/run_plan.c
     cli/run_report.c
     cli/safetensors.c
+    cli/softmax.c
     cli/summary.c
     cli/table.c
     cli/tensors.c

@@ -18,6 +18,7 @@
 #include "cli/cli.h"
 #include "cli/contest.h"
 #include "cli/measure.h"
+#include "cli/softmax.h"
 #include "cli/verify_backward.h"
 
 /* ---- statistics and words ---- */
@@ -27,11 +28,10 @@ static void test_spread(void **state)
     double values[] = {4, 1, 3, 2}, one[] = {7};
     (void)state;
     cli_spread s = cli_spread_of(values, 4);
-    assert_float_equal(s.mean, 2.5, 1e-12);
-    assert_float_equal(s.median, 2.5, 1e-12);
-    assert_float_equal(s.std, sqrt(5.0 / 3), 1e-12);
+    assert_true(s.mean == 2.5 && s.median == 2.5);
+    assert_true(fabs(s.std - sqrt(5.0 / 3)) < 1e-12);
     assert_true(s.min == 1 && s.max == 4);
-    assert_float_equal(cli_spread_of(values, 3).median, 2, 1e-12); /* sorted by now */
+    assert_true(cli_spread_of(values, 3).median == 2); /* sorted by now */
     s = cli_spread_of(one, 1);
     assert_true(s.std == 0 && s.median == 7 && s.min == 7 && s.max == 7);
 }
@@ -145,6 +145,48 @@ static void test_peak(void **state)
     assert_true(best > 1e6 && best < 1e13);
 }
 
+/* ---- softmax ---- */
+
+/* Rows of every length around the lanes, with a score that is far behind. */
+static void test_softmax(void **state)
+{
+    enum { MOST = 100 };
+    uint64_t seed = 3;
+    (void)state;
+    for (int seen = 1; seen <= MOST; seen++) {
+        float s[MOST + 1], weight[MOST], dp[MOST];
+        double exact[MOST], sum = 0, delta = 0;
+        for (int j = 0; j < MOST; j++) {
+            s[j] = (float)(5 * check_normal(&seed));
+            dp[j] = (float)check_normal(&seed);
+        }
+        s[seen / 2] -= seen > 1 ? 300 : 0;
+        s[MOST] = 7;
+        double most = -INFINITY;
+        for (int j = 0; j < seen; j++) {
+            most = fmax(most, (double)s[j]);
+        }
+        for (int j = 0; j < seen; j++) {
+            exact[j] = exp((double)s[j] - most);
+            sum += exact[j];
+        }
+        float lse = cli_softmax_row(s, seen, MOST);
+        assert_true(fabs((double)lse - most - log(sum)) < 1e-6 * (fabs(most) + 1));
+        for (int j = 0; j < MOST; j++) {
+            assert_true(fabs((double)s[j] - (j < seen ? exact[j] / sum : 0)) < 1e-6);
+            weight[j] = s[j];
+            delta += (double)weight[j] * (double)dp[j];
+        }
+        assert_true(s[MOST] == 7);
+        float before[MOST];
+        memcpy(before, dp, sizeof dp);
+        cli_softmax_slope(dp, weight, MOST);
+        for (int j = 0; j < MOST; j++) {
+            assert_true(fabs((double)dp[j] - (double)weight[j] * ((double)before[j] - delta)) < 1e-6);
+        }
+    }
+}
+
 /* ---- gradients ---- */
 
 enum { TOKENS = 61, HEADS = 4, KV_HEADS = 2, DIM = 24 };
@@ -246,6 +288,13 @@ static void one_head_of_two(slopes_case *s)
     }
 }
 
+static void another_scale(slopes_case *s)
+{
+    for (int i = 0; i < KV_HEADS * TOKENS * DIM; i++) {
+        s->dk[i] *= 1.0002f;
+    }
+}
+
 static void poor_lse(slopes_case *s)
 {
     for (int i = 0; i < HEADS * TOKENS; i++) {
@@ -256,8 +305,8 @@ static void poor_lse(slopes_case *s)
 
 static void test_slopes_wrong(void **state)
 {
-    static void (*const spoil[])(slopes_case * s) = {slightly_off, one_element, not_finite, one_head_of_two,
-                                                     poor_lse};
+    static void (*const spoil[])(slopes_case * s) = {slightly_off,    one_element,   not_finite,
+                                                     one_head_of_two, another_scale, poor_lse};
     (void)state;
     for (size_t i = 0; i < sizeof spoil / sizeof spoil[0]; i++) {
         slopes_case *s = open_slopes(ATTN_MASK_FULL);
@@ -275,7 +324,8 @@ int main(void)
         cmocka_unit_test(test_spread),       cmocka_unit_test(test_words),
         cmocka_unit_test(test_choices),      cmocka_unit_test(test_child),
         cmocka_unit_test(test_contestants),  cmocka_unit_test(test_peak),
-        cmocka_unit_test(test_slopes_right), cmocka_unit_test(test_slopes_wrong),
+        cmocka_unit_test(test_softmax),      cmocka_unit_test(test_slopes_right),
+        cmocka_unit_test(test_slopes_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
