@@ -61,8 +61,10 @@ static int dot_pair_from(const attn__dot *dot, int pair)
     return pair;
 }
 
+/* What the product reads must have been written before. */
 static dot_cursor dot_start(const attn__dot *dot)
 {
+    DOT_FENCE();
     const int pair = dot_pair_from(dot, 0);
     return (dot_cursor){.dot = dot, .pair = pair, .last = pair == DOT_LAST, .held_a = -1, .held_b = -1};
 }
@@ -198,7 +200,7 @@ VEC_INLINE void dot_move(dot_cursor *at, bool two)
 }
 
 /* One step; false if there was none left and C is complete.  Whoever takes single steps leaves the tiles
- * alone between them and sees to it that what a step reads has been written. */
+ * alone between them, and ends with dot_finish. */
 VEC_INLINE bool dot_step(dot_cursor *at)
 {
     const attn__dot *dot = at->dot;
