@@ -14,6 +14,8 @@ prints '^\|---\|---\|---\|---\|$' "md has its rule"
 if [ "$(uname -m)" = x86_64 ]; then
     ATTN_ISA=ref "$program" info >"$out"
     prints 'flash-avx2 +refused.*; refused: ' "ATTN_ISA=ref: vector kernels are refused with a reason"
+    ATTN_ISA=avx512bf16 "$program" info >"$out"
+    prints 'flash-amx +refused.*; refused: needs AMX' "ATTN_ISA=avx512bf16: tiles are refused"
 fi
 needs_python
 exits 0 "json" info --format json

@@ -102,6 +102,17 @@ static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float 
     }
 }
 
+/* `dim` elements `stride` apart from element `at` of src on, as dense fp32: where they lie, or in `copy`. */
+static const float *dot_dense_row(float *copy, const void *src, int64_t at, attn_dtype dtype, int64_t stride,
+                                  int64_t dim)
+{
+    if (dtype == ATTN_F32 && (stride == 1 || dim == 1)) {
+        return attn__element(src, dtype, at);
+    }
+    widen(copy, src, at, dtype, stride, dim);
+    return copy;
+}
+
 /*
  * One row of A: the parts of `count` elements of dtype, `stride` apart; zeros up to `padded`, a multiple of
  * 32.  wide has room for count fp32.
@@ -109,18 +120,19 @@ static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float 
 static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtype dtype, int64_t stride,
                          int64_t count, int64_t padded, float *wide)
 {
-    if (dtype == ATTN_BF16) {
-        const uint16_t *from = src;
-        if (stride == 1) {
-            memcpy(a, from, sizeof *a * (size_t)count);
-        }
-        for (int64_t d = 0; d < count && stride != 1; d++) {
-            a[d] = from[d * stride];
-        }
-        memset(a + count, 0, sizeof *a * (size_t)(padded - count));
-    } else {
-        widen(wide, src, 0, dtype, stride, count);
-        dot_split(dot_parts_of(dtype), a, a_part, wide, count, padded);
+    const uint16_t *from = src;
+    if (dtype != ATTN_BF16) {
+        const float *row = dot_dense_row(wide, src, 0, dtype, stride, count);
+        dot_split(dot_parts_of(dtype), a, a_part, row, count, padded);
+        return;
+    }
+    for (int64_t d = 0; d < padded && stride == 1; d += PAIR_LANES) {
+        const int64_t left = attn__min(attn__max(count - d, 0), PAIR_LANES);
+        const __mmask32 real = (__mmask32)(((uint64_t)1 << left) - 1);
+        _mm512_storeu_si512(a + d, _mm512_maskz_loadu_epi16(real, from + d));
+    }
+    for (int64_t d = 0; d < padded && stride != 1; d++) {
+        a[d] = d < count ? from[d * stride] : 0;
     }
 }
 

@@ -11,12 +11,12 @@
 #include "kernel/cpu/dot_pack.h"
 
 enum {
-    TILE_Q = 512,              /* queries of a call, at most */
-    TILE_K = 256,              /* keys of a tile of one part, at most; half of that of more */
-    KEY_STEP = 32,             /* the depth of a tile product */
-    KEY_BYTES = 512 * 1024,    /* K and V^T of a tile, in L2 */
-    QUERY_BYTES = 1024 * 1024, /* Q^T and O^T of a call, in L2 */
-    WEIGHT_PARTS = 3,          /* of P, unless the inputs are one part */
+    TILE_Q = 512,             /* queries of a call, at most */
+    TILE_K = 256,             /* keys of a tile of one part, at most; half of that of more */
+    KEY_STEP = 32,            /* the depth of a tile product */
+    KEY_BYTES = 512 * 1024,   /* K and V^T of a tile, in L2 */
+    QUERY_BYTES = 640 * 1024, /* Q^T and O^T of a call, in L2 */
+    WEIGHT_PARTS = 3,         /* of P, unless the inputs are one part */
 };
 
 typedef struct dot_state {
@@ -91,31 +91,20 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
 
 /* ---- packing ------------------------------------------------------------------------------------- */
 
-/* `dim` elements `stride` apart from element `at` of src on, as dense fp32: where they lie, or in `copy`. */
-static const float *dense_row(float *copy, const void *src, int64_t at, attn_dtype dtype, int64_t stride,
-                              int64_t dim)
-{
-    if (dtype == ATTN_F32 && (stride == 1 || dim == 1)) {
-        return attn__element(src, dtype, at);
-    }
-    widen(copy, src, at, dtype, stride, dim);
-    return copy;
-}
-
 static const float *key_row(const dot_state *state, const dot_tile *tile, int64_t j, float *copy)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
-    return dense_row(copy, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
-                     span->k_dim, block->dim_qk);
+    return dot_dense_row(copy, span->k, (tile->first + j - span->first) * span->k_token, block->dtype,
+                         span->k_dim, block->dim_qk);
 }
 
 static const float *value_row(const dot_state *state, const dot_tile *tile, int64_t j, float *copy)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
-    return dense_row(copy, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
-                     span->v_dim, block->dim_v);
+    return dot_dense_row(copy, span->v, (tile->first + j - span->first) * span->v_token, block->dtype,
+                         span->v_dim, block->dim_v);
 }
 
 /* Query `row`, with what is folded into it: its sign, or all of the scale. */
