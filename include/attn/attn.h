@@ -420,7 +420,6 @@ typedef struct attn_verdict {
     const char *name;    /* of the row */
     const char *summary; /* one line: what it is */
     int chosen;
-    int by_name_only;   /* never chosen unless asked for */
     const char *reason; /* why it refuses this problem on this machine; NULL: it takes it */
 } attn_verdict;
 

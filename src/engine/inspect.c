@@ -324,7 +324,6 @@ attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index, attn_verdi
         .name = kernel->name,
         .summary = kernel->summary,
         .chosen = plan != NULL && plan->kernel == kernel,
-        .by_name_only = kernel->by_name_only,
         .reason = attn__kernel_refusal(kernel, plan != NULL ? &plan->shape : &plain),
     };
     if (verdict->reason == NULL && kernel->by_name_only && !verdict->chosen) {
