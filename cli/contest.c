@@ -166,8 +166,7 @@ int contest_all(contestant list[CONTESTANTS])
     attn_verdict row = ATTN_INIT(attn_verdict);
     list[count++] = ours_called("flash", NULL);
     for (int64_t i = 0; count + 1 < CONTESTANTS && attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
-        if (strcmp(row.name, contest_naive.name) !=
-            0) { /* the table's naive kernel is not the published one */
+        if (strcmp(row.name, contest_naive.name) != 0) { /* whose name is the rival's */
             list[count++] = ours_called(row.name, row.name);
         }
     }

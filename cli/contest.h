@@ -51,7 +51,7 @@ struct contestant {
 
 enum { CONTESTANTS = 24 };
 
-/* All: flash, every row of the kernel table that is not for its name only, naive; returns how many. */
+/* All: flash, every row of the kernel table but its own naive, the rival naive; returns how many. */
 int contest_all(contestant list[CONTESTANTS]);
 
 /* contest_naive.c */

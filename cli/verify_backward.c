@@ -63,20 +63,21 @@ static limits limits_of(const cli_slopes *s)
     double n = (double)p->tokens_kv, m = group * (double)p->tokens_q;
     double cells = attn_problem_flops(p) / (2.0 * (double)((p->dim_qk + p->dim_v) * p->batch * p->heads_q));
     double r = p->dtype_out == ATTN_F16 ? 0x1p-11 : p->dtype_out == ATTN_BF16 ? 0x1p-8 : u;
+    double w = p->dtype == ATTN_BF16 ? 0x1p-8 : 0;
     double scale = fabs(p->scale), scores = scale * eq.row * ek.row, b = ev.row * ed.row;
     double e = u * (scores * (sqrt((double)p->dim_qk) + 4) + 3 * (scores + log(n)) + 4);
-    double g = 2 * e + u * (sqrt((double)p->dim_v) + 6) + r; /* of b */
+    double g = 2 * e + u * (sqrt((double)p->dim_v) + 6) + r + 2 * w; /* of b */
     double usual = sqrt((double)p->dim_v) * ev.rms * ed.rms, sum_n = u * (sqrt(n) + 3),
            sum_m = u * (sqrt(m) + 3);
     return (limits){
         .part = {[DQ] = scale * ek.element * b * (g + 2 * sum_n),
                  [DK] = scale * eq.element * b * (g + 2 * sum_m),
-                 [DV] = ed.element * (e + sum_m)},
+                 [DV] = ed.element * (e + w + sum_m)},
         .rms_part = {[DQ] = scale * ek.rms * usual * (g + 2 * sum_n),
                      [DK] = scale * eq.rms * usual * (g + 2 * sum_m),
-                     [DV] = ed.rms * (e + sum_m)},
+                     [DV] = ed.rms * (e + w + sum_m)},
         .share = r,
-        .rms_share = 2 * e + r,
+        .rms_share = 2 * e + w + r,
         .terms = {[DQ] = fmax(1, cells / (double)p->tokens_q),
                   [DK] = fmax(1, group * cells / n),
                   [DV] = fmax(1, group * cells / n)},
