@@ -57,9 +57,10 @@ static void test_random(void **state)
 /* Keys and rows one below, at and above every micro-kernel, panel and tile size. */
 static void test_edges(void **state)
 {
-    static const int64_t edges[] = {1,  2,  3,  4,   5,   6,   7,   8,   9,   11,  12,  13,  15,  16, 17,
-                                    23, 24, 25, 31,  32,  33,  47,  48,  49,  63,  64,  65,  71,  72, 73,
-                                    95, 96, 97, 127, 128, 129, 143, 144, 145, 191, 192, 193, 288, 289};
+    static const int64_t edges[] = {1,   2,   3,   4,   5,   6,   7,   8,   9,   11,  12,  13,
+                                    15,  16,  17,  23,  24,  25,  31,  32,  33,  47,  48,  49,
+                                    63,  64,  65,  71,  72,  73,  95,  96,  97,  127, 128, 129,
+                                    143, 144, 145, 191, 192, 193, 255, 256, 257, 288, 289};
     const size_t count = sizeof edges / sizeof edges[0];
     uint64_t seed = 1;
     (void)state;
