@@ -5,15 +5,16 @@
  * Tolerances, in the terms of verify.c: u = 2^-24, d, n keys, m rows that share a key, S >= every |score|;
  * and B = max|v| max|dO| >= every |dP|, r the unit roundoff of the dtype that results and o are stored in.
  * - P = exp(S - lse) from an lse in fp32:   relative error    e = u (S (sqrt(d) + 4) + 3 (S + log n) + 4)
- * - dS = P (dP - D), where o in D is rounded:                 P g,   g = B (2 e + u (sqrt(d_v) + 6) + r)
+ * - dS = P (dP - D), where o in D is rounded:                 P g,   g = B (2 e + u (sqrt(d_v) + 6) + r + 2
+ * w) where kernels may round P and dS of bf16 inputs to bf16, by w = 2^-8 (0 for others), as in verify.c
  * - dQ sums over keys whose weights add up to 1:     scale max|k| (g + 2 B u (sqrt(n) + 3))
  *   dK over rows whose weights add up to W:          scale max|q| W (g + 2 B u (sqrt(m) + 3))
- *   dV                                               max|dO| W (e + u (sqrt(m) + 3))
+ *   dV                                               max|dO| W (e + w + u (sqrt(m) + 3))
  *   and r |ref| for rounding, where W of a key is what the reference says dV is for dO = 1.
  * - As in verify.c the sharp test is the mean square: errors of the many terms cancel, so it must keep to
- *   (2 e + r) rms(ref) and, for what is left where the reference cancels, the bounds above over the square
- * root of the number of terms, with root mean squares for the largest elements and sqrt(d_v) rms(v) rms(dO)
- * for B, the size of a product of vectors that have nothing to do with each other.
+ *   (2 e + w + r) rms(ref) and, for what is left where the reference cancels, the bounds above over the
+ * square root of the number of terms, with root mean squares for the largest elements and sqrt(d_v) rms(v)
+ * rms(dO) for B, the size of a product of vectors that have nothing to do with each other.
  */
 #include "verify_backward.h"
 

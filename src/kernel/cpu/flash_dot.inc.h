@@ -430,10 +430,8 @@ static const char *declines(const attn__shape *shape)
     if (DOT_DECLINES != NULL) {
         return DOT_DECLINES;
     }
-    if (shape->dtype == ATTN_BF16) {
-        return dims < 32 ? "is slower at such small dimensions; asked for by name it is taken" : NULL;
-    }
-    return dims < 96 || shape->rows < 128
+    const bool bf16 = shape->dtype == ATTN_BF16;
+    return dims < (bf16 ? 32 : 96) || shape->rows < (bf16 ? 9 : 128)
                ? "is slower at such small dimensions or so few rows; asked for by name it is taken"
                : NULL;
 }
@@ -458,6 +456,7 @@ const attn__kernel FLASH_ROW = {
     .backward_tile_k = backward_tile_k,
     .backward_scratch = backward_scratch,
     .backward = backward,
+    .peak = probe_dot_peak,
 };
 
 static void probe_dot(const attn__dot *dot)
