@@ -53,13 +53,18 @@ float attn__bf16_to_f32(uint16_t half)
     return float_of((uint32_t)half << 16);
 }
 
-uint16_t attn__f32_to_bf16(float x)
+/* Without branches, so that compilers turn loops of it into vectors. */
+static inline uint16_t bf16_of(float x)
 {
     uint32_t bits = bits_of(x);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return (uint16_t)(bits >> 16 | 0x40u); /* quiet, or rounding could make it inf */
-    }
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    uint32_t nearest = bits + 0x7fffu + (bits >> 16 & 1u);
+    uint32_t quiet = bits | 0x400000u; /* or rounding could make a NaN inf */
+    return (uint16_t)(((bits & 0x7fffffffu) > 0x7f800000u ? quiet : nearest) >> 16);
+}
+
+uint16_t attn__f32_to_bf16(float x)
+{
+    return bf16_of(x);
 }
 
 float attn__f16_to_f32(uint16_t half)
@@ -121,6 +126,12 @@ void attn_from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src
         return;
     }
     uint16_t *to = dst;
+    if (dtype == ATTN_BF16 && stride == 1) {
+        for (int64_t i = 0; i < count; i++) {
+            to[i] = bf16_of(src[i]);
+        }
+        return;
+    }
     for (int64_t i = 0; i < count; i++) {
         to[i * stride] = dtype == ATTN_F16 ? attn__f32_to_f16(src[i]) : attn__f32_to_bf16(src[i]);
     }
