@@ -86,6 +86,27 @@ static void share_threads(attn_plan *plan, const attn_options *options, int64_t 
     plan->threads = (int)attn__max(1, threads / plan->resident);
 }
 
+/*
+ * Shorter query tiles where there are few of them for the threads, so that all end together.  Only where the
+ * bits of a row do not depend on where its tile begins (kernel.h): keys are seen from the first one on, and
+ * tiles stay multiples of TILE_STEP.  A kernel asked for against its own advice keeps its tiles.
+ */
+static void shorten_tiles(attn_plan *plan)
+{
+    enum { TILE_STEP = 128, TILES = 8 }; /* TILES: for each thread */
+    const attn_problem *p = &plan->problem;
+    const bool from_first = p->mask != ATTN_MASK_WINDOW || p->window_left < 0;
+    if (!plan->direct || plan->threads == 1 || !from_first ||
+        attn__kernel_reluctance(plan->kernel, &plan->shape) != NULL) {
+        return;
+    }
+    const double planes = (double)p->batch * (double)p->heads_q;
+    while (plan->tile_q >= 2 * TILE_STEP &&
+           planes * (double)attn__ceil_div(p->tokens_q, plan->tile_q) < TILES * (double)plan->threads) {
+        plan->tile_q = plan->tile_q / 2 / TILE_STEP * TILE_STEP;
+    }
+}
+
 /* Everything that W and the quorum's sizes decide. */
 static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t workers, int64_t size_q,
                            int64_t size_kv)
@@ -94,6 +115,7 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
     plan->direct = workers == 1 && !plan->spooled && !plan->backward;
     share_threads(plan, options, workers);
     ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
+    shorten_tiles(plan);
     plan->space = space_of(plan, workers, size_q, size_kv);
     return ATTN_OK;
 }

@@ -7,7 +7,8 @@
  * o normalised, lse natural; a row that sees no key has o = 0, lse = -inf; a NaN stays in the rows that see
  * it (a masked key or value may be NaN or inf and must not leak).  Inputs are dtype with any strides; sums,
  * scores and results are fp32.  It is one thread's work: the caller runs blocks side by side.  The bits
- * depend only on the block.
+ * depend only on the block; those of a row, where lo bounds no key of it, not on where its block begins, as
+ * long as blocks of the same rows are cut at multiples of 128.
  */
 #ifndef ATTN_KERNEL_H
 #define ATTN_KERNEL_H
