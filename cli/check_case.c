@@ -142,6 +142,20 @@ static void fill_inputs(const check *k)
     }
 }
 
+static attn_gradients gradients_of(const check *k)
+{
+    return (attn_gradients){.size = sizeof(attn_gradients),
+                            .q = k->a[Q].t.at,
+                            .k = k->a[K].t.at,
+                            .v = k->a[V].t.at,
+                            .o = k->a[O].t.at,
+                            .lse = k->a[LSE].t.at,
+                            .dout = k->a[DOUT].t.at,
+                            .dq = k->a[DQ].t.at,
+                            .dk = k->a[DK].t.at,
+                            .dv = k->a[DV].t.at};
+}
+
 /* ---- running ---- */
 
 static attn_status execute(check *k, bool backward, int threads, int poison)
@@ -162,16 +176,7 @@ static attn_status execute(check *k, bool backward, int threads, int poison)
                   .v = k->a[V].t.at,
                   .o = k->a[O].t.at,
                   .lse = k->a[LSE].t.at};
-    attn_gradients gradients = {.size = sizeof gradients,
-                                .q = k->a[Q].t.at,
-                                .k = k->a[K].t.at,
-                                .v = k->a[V].t.at,
-                                .o = k->a[O].t.at,
-                                .lse = k->a[LSE].t.at,
-                                .dout = k->a[DOUT].t.at,
-                                .dq = k->a[DQ].t.at,
-                                .dk = k->a[DK].t.at,
-                                .dv = k->a[DV].t.at};
+    const attn_gradients gradients = gradients_of(k);
     attn_plan *plan = NULL;
     attn_status status = attn_plan_create(&plan, &c->problem, &options);
     if (status != ATTN_OK) {
@@ -282,16 +287,7 @@ static attn_status backward(check *k)
 {
     const check_case *c = k->c;
     check_result *r = k->result;
-    attn_gradients io = {.size = sizeof io,
-                         .q = k->a[Q].t.at,
-                         .k = k->a[K].t.at,
-                         .v = k->a[V].t.at,
-                         .o = k->a[O].t.at,
-                         .lse = k->a[LSE].t.at,
-                         .dout = k->a[DOUT].t.at,
-                         .dq = k->a[DQ].t.at,
-                         .dk = k->a[DK].t.at,
-                         .dv = k->a[DV].t.at};
+    const attn_gradients io = gradients_of(k);
     cli_slopes slopes = {
         .problem = &c->problem, .io = &io, .anew = c->anew, .rows = c->rows, .seed = c->seed};
     cli_slopes_verdict verdict;

@@ -129,8 +129,9 @@ static void write_tail(FILE *file, const cli_verb *self)
         {"130", "stopped by the user"},
     };
     static const char *const environment[][2] = {
-        {"ATTN_ISA", "ref, avx2, avx512, avx512bf16 or amx: use kernels of that level of the instruction set "
-                     "and those below"},
+        {"ATTN_ISA",
+         "ref, neon, avx2, avx512, avx512bf16 or amx: use kernels of that level of the instruction set "
+         "and those below"},
         {"OMP_NUM_THREADS", "threads, where --threads is not given"},
         {"NO_COLOR", "if set and not empty: no colours"},
         {"COLUMNS", "width of the terminal"},

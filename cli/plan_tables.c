@@ -189,7 +189,7 @@ int plan_kernel_table(cli_out *out, const attn_plan *plan)
             break; /* past the end */
         }
         cli_table_text(&table, verdict.name);
-        cli_table_text(&table, verdict.chosen ? "chosen" : verdict.reason != NULL ? "refuses" : "would do");
+        cli_table_text(&table, verdict.chosen ? "chosen" : verdict.reason != NULL ? "not taken" : "would do");
         cli_table_text(&table, verdict.reason);
         cli_table_text(&table, verdict.summary);
     }

@@ -420,7 +420,8 @@ typedef struct attn_verdict {
     const char *name;    /* of the row */
     const char *summary; /* one line: what it is */
     int chosen;
-    const char *reason; /* why it refuses this problem on this machine; NULL: it takes it */
+    const char
+        *reason; /* why it does not take this problem here, or only if asked for by name; NULL: it does */
 } attn_verdict;
 
 /* Row `index` of the kernel table, best first, judged for the plan's problem (plan NULL: for this machine

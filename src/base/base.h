@@ -93,8 +93,8 @@ enum {
     ATTN__CPU_NEON = 1u << 4,        /* Advanced SIMD of AArch64 */
 };
 
-/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), avx2, avx512, avx512bf16, amx: that level
- * and those below.  Read once; where tiles are allowed, the first call asks the system for them. */
+/* What this CPU has and ATTN_ISA allows: ATTN_ISA=ref (nothing), neon; avx2, avx512, avx512bf16, amx: that
+ * level and those below.  Read once; where tiles are allowed, the first call asks the system for them. */
 uint32_t attn__cpu(void);
 /* Tests: replaces what attn__cpu() answers. */
 void attn__cpu_override(uint32_t features);

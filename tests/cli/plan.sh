@@ -43,7 +43,7 @@ prints '^ulysses,' "costs: Ulysses"
 check "costs: 5 lines" test "$(wc -l <"$out")" -eq 5
 exits 0 "kernels" plan --workers 7 --explain
 prints ' chosen ' "kernels: one is chosen"
-prints '^naive .*refuses +[a-z]' "kernels: a refusal has its reason"
+prints '^naive .*not taken +[a-z]' "kernels: a refusal has its reason"
 exits 0 "a kernel by name" plan --workers 7 --kernel reference --explain
 prints '^reference +chosen' "kernels: the named one is chosen"
 exits 0 "memory limit picks W" plan --tokens 100000 --heads 4 --mem-limit 160MiB
