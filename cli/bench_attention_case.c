@@ -40,6 +40,7 @@ typedef struct bench {
     contest_tensors t;
     void *state;
     double *samples;
+    char kernel[64]; /* of ours, at work; empty: the rival */
 } bench;
 
 /* ---- memory ---- */
@@ -253,6 +254,7 @@ static attn_status compare_forward(bench *b)
     cli_verdict verdict;
     cli_verify verify = {
         .problem = p,
+        .kernel = b->kernel[0] != '\0' ? b->kernel : NULL,
         .source = &source,
         .out = (cli_dtype)p->dtype_out,
         .rows = b->a->rows,
@@ -294,6 +296,7 @@ static attn_status compare_backward(bench *b)
         .dv = {.data = b->t.dv},
     };
     cli_slopes slopes = {.problem = p,
+                         .kernel = b->kernel[0] != '\0' ? b->kernel : NULL,
                          .io = &io,
                          .anew = cells <= REMADE,
                          .rows = b->a->rows,
@@ -338,6 +341,8 @@ static attn_status run_steps(bench *b)
         status = who->setup(who, &b->c, &b->t, &b->state);
     }
     if (status == ATTN_OK) {
+        const char *kernel = who->peak(b->state);
+        snprintf(b->kernel, sizeof b->kernel, "%s", kernel != NULL ? kernel : "");
         snprintf(r->isa, sizeof r->isa, "%s", who->isa(b->state));
         status = measure(b);
     }

@@ -178,9 +178,12 @@ static attn_status read_result(void *data, int64_t batch, int64_t head, int64_t 
 
 static attn_status compare(bench *b)
 {
+    attn_summary summary = ATTN_INIT(attn_summary);
     cli_verdict verdict;
+    attn_status status = attn_plan_summary(b->plan, &summary);
     cli_verify verify = {
         .problem = attn_plan_problem(b->plan),
+        .kernel = summary.kernel,
         .source = &b->source,
         .out = CLI_F32,
         .rows = b->c->rows,
@@ -189,7 +192,7 @@ static attn_status compare(bench *b)
         .read = read_result,
         .data = &b->out,
     };
-    attn_status status = cli_verify_run(&verify, &verdict);
+    status = status == ATTN_OK ? cli_verify_run(&verify, &verdict) : status;
     if (status == ATTN_OK) {
         b->result->max_error = verdict.max_error;
         b->result->relative = verdict.relative;

@@ -257,6 +257,7 @@ static attn_status forward(check *k)
     attn_source source = {.size = sizeof source, .data = inputs, .read = cli_tensors_read};
     cli_verdict verdict;
     cli_verify verify = {.problem = &c->problem,
+                         .kernel = k->kernel,
                          .source = &source,
                          .out = (cli_dtype)c->problem.dtype_out,
                          .rows = c->rows,
@@ -288,8 +289,12 @@ static attn_status backward(check *k)
     const check_case *c = k->c;
     check_result *r = k->result;
     const attn_gradients io = gradients_of(k);
-    cli_slopes slopes = {
-        .problem = &c->problem, .io = &io, .anew = c->anew, .rows = c->rows, .seed = c->seed};
+    cli_slopes slopes = {.problem = &c->problem,
+                         .kernel = k->kernel,
+                         .io = &io,
+                         .anew = c->anew,
+                         .rows = c->rows,
+                         .seed = c->seed};
     cli_slopes_verdict verdict;
     attn_status status = run_twice(k, true);
     if (status == ATTN_EUNSUPPORTED) {

@@ -44,8 +44,9 @@ struct contestant {
     attn_status (*setup)(const contestant *self, const contest_case *c, const contest_tensors *tensors,
                          void **state);
     attn_status (*run)(void *state, contest_pass pass);
-    const char *(*isa)(const void *state);  /* the instruction set that it runs on, after setup() */
-    const char *(*peak)(const void *state); /* the kernel whose peak it is measured against; NULL: fp32 */
+    const char *(*isa)(const void *state); /* the instruction set that it runs on, after setup() */
+    const char *(*peak)(
+        const void *state); /* our kernel at work, whose peak it is measured against; NULL: none */
     void (*free_state)(void *state);
 };
 

@@ -144,8 +144,14 @@ static int on_verified(void *data, int64_t rows)
 
 static int verify(run *r)
 {
+    attn_summary summary = ATTN_INIT(attn_summary);
+    int code = cli_fail(attn_plan_summary(r->plan, &summary));
+    if (code != CLI_OK) {
+        return code;
+    }
     cli_verify v = {
         .problem = attn_plan_problem(r->plan),
+        .kernel = summary.kernel,
         .source = &r->source,
         .out = r->out_dtype,
         .rows = r->args->verify ? 0 : r->args->verify_rows,

@@ -8,8 +8,8 @@
  *   the factor scale log2(e), its product and the exponential add a few u S:   D = u S (sqrt(d) + 4).
  * - A weight exp(s - max) is off by a factor 1 +- D; o is a quotient of two sums over n such weights, each a
  *   random walk of sqrt(n) u, rescaled and merged a few times:                 E = 2 D + u (sqrt(n) + 16).
- * - Kernels may round the weights of bf16 inputs to bf16, by w = 2^-8 (0 for others): V w more, w in the mean
- *   square.
+ * - Some kernels round the weights of bf16 inputs to bf16, by w = 2^-8 (0 for others): V w more, w in the
+ * mean square.
  * - o is rounded to its dtype with unit roundoff r (below fp16's normal range the step is fixed: 2^-25):
  *       |o - ref| <= V (E + w) + r |ref|,        |lse - ref| <= E + u (S + log n).
  * - The errors of a row's weights are independent, and so cancel in the mean square: it must keep to E in
@@ -23,12 +23,25 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { CHUNK = 256, KEYS = 256 }; /* query rows of one reference call; tokens of one read */
 
 /* ---- tolerances ---- */
 
-cli_tolerance cli_tolerance_of(const attn_problem *p, const cli_bounds *bounds, cli_dtype out)
+double cli_weight_rounding(const attn_problem *p, const char *kernel)
+{
+    attn_verdict row = ATTN_INIT(attn_verdict);
+    for (int64_t i = 0; kernel != NULL && attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
+        if (strcmp(row.name, kernel) == 0) {
+            return row.rounds_weights && p->dtype == ATTN_BF16 ? 0x1p-8 : 0;
+        }
+    }
+    return 0;
+}
+
+cli_tolerance cli_tolerance_of(const attn_problem *p, const char *kernel, const cli_bounds *bounds,
+                               cli_dtype out)
 {
     const double u = 0x1p-24;
     double r = out == CLI_F16 ? 0x1p-11 : out == CLI_BF16 ? 0x1p-8 : u;
@@ -37,7 +50,7 @@ cli_tolerance cli_tolerance_of(const attn_problem *p, const cli_bounds *bounds, 
     double scores = fabs(p->scale) * bounds->q * bounds->k;
     double weights = u * scores * (sqrt((double)p->dim_qk) + 4);
     double e = 2 * weights + u * (sqrt(n) + 16);
-    double sums = e + (p->dtype == ATTN_BF16 ? 0x1p-8 : 0);
+    double sums = e + cli_weight_rounding(p, kernel);
     return (cli_tolerance){
         .o = bounds->v * sums + step,
         .o_share = r,
@@ -275,7 +288,7 @@ attn_status cli_verify_run(const cli_verify *verify, cli_verdict *verdict)
                              ? cli_bounds_of(verify->problem, verify->source, &verdict->bounds)
                              : cli_refuse(ATTN_ENOMEM, "out of memory");
     if (status == ATTN_OK) {
-        verdict->tolerance = cli_tolerance_of(verify->problem, &verdict->bounds, verify->out);
+        verdict->tolerance = cli_tolerance_of(verify->problem, verify->kernel, &verdict->bounds, verify->out);
         status = compare_all(c);
     }
     if (status == ATTN_OK) {

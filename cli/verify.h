@@ -18,7 +18,12 @@ typedef struct cli_tolerance {
     double lse;            /* |lse - ref| */
 } cli_tolerance;
 
-cli_tolerance cli_tolerance_of(const attn_problem *problem, const cli_bounds *bounds, cli_dtype out);
+/* What the named kernel of the table rounds weights by, relative: 2^-8 or, mostly, 0.  NULL: another program.
+ */
+double cli_weight_rounding(const attn_problem *problem, const char *kernel);
+
+cli_tolerance cli_tolerance_of(const attn_problem *problem, const char *kernel, const cli_bounds *bounds,
+                               cli_dtype out);
 
 /* One pass over a source, in small pieces. */
 attn_status cli_bounds_of(const attn_problem *problem, const attn_source *source, cli_bounds *bounds);
@@ -44,9 +49,10 @@ typedef struct cli_verdict {
 typedef struct cli_verify {
     const attn_problem *problem;
     const attn_source *source;
-    cli_dtype out;  /* the dtype that o was rounded to */
-    int64_t rows;   /* per batch and head, spread over the sequence at random; 0: all */
-    int64_t planes; /* (batch, head)s, spread over all; 0: all */
+    const char *kernel; /* that computed it, a row of the kernel table; NULL: another program */
+    cli_dtype out;      /* the dtype that o was rounded to */
+    int64_t rows;       /* per batch and head, spread over the sequence at random; 0: all */
+    int64_t planes;     /* (batch, head)s, spread over all; 0: all */
     uint64_t seed;
     bool has_lse;
     /* rows first..first+count of a result: o[count][dim_v], lse[count] */

@@ -9,6 +9,7 @@
 /* What is compared. */
 typedef struct cli_slopes {
     const attn_problem *problem;
+    const char *kernel; /* as in cli_verify */
     /* q, k, v, o, lse, dout: what the gradients were made from; dq, dk, dv: the gradients.  Its own delta is
      * not looked at. */
     const attn_gradients *io;

@@ -420,8 +420,8 @@ typedef struct attn_verdict {
     const char *name;    /* of the row */
     const char *summary; /* one line: what it is */
     int chosen;
-    const char
-        *reason; /* why it does not take this problem here, or only if asked for by name; NULL: it does */
+    int rounds_weights; /* 1: it rounds P and dS of bf16 inputs to bf16 */
+    const char *reason; /* why it is not taken for this problem here; NULL: it would be */
 } attn_verdict;
 
 /* Row `index` of the kernel table, best first, judged for the plan's problem (plan NULL: for this machine

@@ -227,6 +227,7 @@ class Verdict(Sized):
         ("name", c_char_p),
         ("summary", c_char_p),
         ("chosen", c_int),
+        ("rounds_weights", c_int),
         ("reason", c_char_p),
     ]
 

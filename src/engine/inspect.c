@@ -325,6 +325,7 @@ attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index, attn_verdi
         .name = kernel->name,
         .summary = kernel->summary,
         .chosen = plan != NULL && plan->kernel == kernel,
+        .rounds_weights = kernel->rounds_weights,
         .reason = attn__kernel_refusal(kernel, shape),
     };
     if (verdict->reason == NULL && !verdict->chosen) {
