@@ -36,6 +36,15 @@ set(ATTN_KERNEL
     src/kernel/cpu/flash_neon.c
     src/kernel/cpu/flash_portable.c)
 
+# Where there is a CUDA compiler; else absent.c alone (cmake/cuda.cmake).
+set(ATTN_KERNEL_CUDA
+    src/kernel/cuda/driver.c
+    src/kernel/cuda/images.c
+    src/kernel/cuda/table.c)
+
+# each becomes a cubin of that name
+set(ATTN_CUBINS)
+
 set(ATTN_COMM
     src/comm/local.c)
 

@@ -1,0 +1,10 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * rows.h - the rows of the CUDA kernel table, for table.c and for tests and benchmarks of one row alone.
+ */
+#ifndef ATTN_CUDA_ROWS_H
+#define ATTN_CUDA_ROWS_H
+
+#include "kernel/cuda/cuda.h"
+
+#endif
