@@ -23,7 +23,8 @@
 
 static void set_band(picture_model *picture, const attn_problem *problem)
 {
-    int64_t shift = problem->tokens_kv - problem->tokens_q;
+    int64_t shift =
+        problem->placed ? problem->first_q - problem->first_kv : problem->tokens_kv - problem->tokens_q;
     picture->lo = -OPEN_BAND;
     picture->hi = OPEN_BAND;
     if (problem->mask == ATTN_MASK_CAUSAL) {

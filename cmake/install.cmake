@@ -8,7 +8,8 @@ install(TARGETS attn EXPORT attnTargets
     RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR}
     LIBRARY DESTINATION ${CMAKE_INSTALL_LIBDIR}
     ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
-install(FILES include/attn/attn.h include/attn/comm.h DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/attn)
+install(FILES include/attn/attn.h include/attn/comm.h include/attn/cuda.h include/attn/plan.h
+    DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/attn)
 install(FILES LICENSE README.md CHANGELOG.md DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(FILES docs/man/attn.3 DESTINATION ${CMAKE_INSTALL_MANDIR}/man3)
 

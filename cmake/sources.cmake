@@ -29,6 +29,7 @@ set(ATTN_KERNEL
     src/kernel/naive.c
     src/kernel/reference.c
     src/kernel/table.c
+    src/kernel/cuda/choose.c
     src/kernel/cpu/flash_amx.c
     src/kernel/cpu/flash_avx2.c
     src/kernel/cpu/flash_avx512.c
@@ -36,10 +37,13 @@ set(ATTN_KERNEL
     src/kernel/cpu/flash_neon.c
     src/kernel/cpu/flash_portable.c)
 
-# Where there is a CUDA compiler; else absent.c alone (cmake/cuda.cmake).
+# One of the two: with a CUDA compiler or without (cmake/cuda.cmake).
+set(ATTN_KERNEL_NO_CUDA
+    src/kernel/cuda/absent.c)
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
     src/kernel/cuda/images.c
+    src/kernel/cuda/public.c
     src/kernel/cuda/table.c)
 
 # each becomes a cubin of that name
@@ -50,6 +54,7 @@ set(ATTN_COMM
 
 set(ATTN_ENGINE
     src/engine/backward.c
+    src/engine/device.c
     src/engine/direct.c
     src/engine/execute.c
     src/engine/few.c

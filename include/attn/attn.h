@@ -116,8 +116,8 @@ ATTN_API void attn_to_f32(float *dst, const void *src, attn_dtype dtype, int64_t
 ATTN_API void attn_from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count);
 
 /*
- * Masks are bands of the score matrix.  With shift = tokens_kv - tokens_q (bottom-right alignment)
- * key j is visible to query i when
+ * Masks are bands of the score matrix.  With shift = tokens_kv - tokens_q (bottom-right alignment; or, for
+ * blocks of a longer sequence, as `placed` says below) key j is visible to query i when
  *     FULL     always
  *     CAUSAL   j <= i + shift
  *     WINDOW   i + shift - window_left <= j <= i + shift + window_right     (-1: no bound on that side)
@@ -138,12 +138,15 @@ typedef struct attn_problem {
     attn_mask mask;
     int64_t window_left, window_right; /* only with ATTN_MASK_WINDOW; -1: no bound */
     double scale;                      /* 0: 1/sqrt(dim_qk); must be finite */
+    int placed;                /* 1: query 0 is token first_q and key 0 token first_kv of one long sequence */
+    int64_t first_q, first_kv; /* only if placed; then shift = first_q - first_kv */
 } attn_problem;
 
 /*
  * Reads "batch=1,heads=4,kv_heads=4,tokens=30000,kv_tokens=N,dim=64,dim_v=N,dtype=f32,out=f32,scale=X,
- * causal,window=L:R" (any order, each at most once; counts take the suffixes k, M, Ki, Mi) into *problem,
- * which it sets whole; defaults are filled in.  Fails with ATTN_EINVAL and leaves *problem alone.
+ * causal,window=L:R,at=Q:K" (any order, each at most once; at sets placed, first_q and first_kv; counts take
+ * the suffixes k, M, Ki, Mi) into *problem, which it sets whole; defaults are filled in.  Fails with
+ * ATTN_EINVAL and leaves *problem alone.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_problem_parse(attn_problem *problem, const char *text);
 
@@ -203,8 +206,12 @@ typedef struct attn_sink {
  * numbers, begins at 0 and never falls.  problem.tokens_q and tokens_kv are then the longest that may come,
  * each sequence has its own shift (its keys - its queries), and may be empty.  Batch strides are ignored; all
  * strides zero means contiguous [heads, cu_seqlens[batch], dim].  Both lists, or neither; only tensors in
- * memory (options.in_memory), W = 1 and no spool.  A sequence's bits are those that the same kernel gives it
- * alone.
+ * memory (options.in_memory), W = 1, no spool and not placed.  A sequence's bits are those that the same
+ * kernel gives it alone.
+ *
+ * With options.device = ATTN_CUDA and options.in_memory every pointer but source and sink is device memory,
+ * cu_seqlens too; since nothing waits for the device to read them, total_q and total_kv tell what their last
+ * numbers are.  Tensors have dense dims there.
  */
 typedef struct attn_io {
     size_t size;         /* sizeof(attn_io) */
@@ -214,6 +221,9 @@ typedef struct attn_io {
     const attn_source *source;
     const attn_sink *sink;
     const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* NULL: batch sequences of tokens_q and tokens_kv */
+    int64_t total_q, total_kv; /* on a device, with cu_seqlens: tokens along the token axis of q and of k */
+    int merge;    /* 1: o (fp32, in memory) and lse hold a partial over other keys, and take the merged one */
+    void *stream; /* a CUstream or cudaStream_t of the plan's GPU; NULL: its default stream */
 } attn_io;
 
 /*
@@ -236,7 +246,9 @@ typedef struct attn_gradients {
     attn_tensor dout;       /* dO, problem.dtype */
     attn_tensor dq, dk, dv; /* written in problem.dtype_out; data NULL: not wanted, and not computed */
     int accumulate;         /* 1: added to what dq, dk and dv hold, rounded once */
-    const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* as in attn_io */
+    const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* as in attn_io, like all that follow */
+    int64_t total_q, total_kv;
+    void *stream;
 } attn_gradients;
 
 /* ---- plan ---------------------------------------------------------------------------------------- */
@@ -248,6 +260,15 @@ typedef enum attn_quorum {
     ATTN_QUORUM_RECTANGULAR = 1, /* query groups from A = {0..a-1}, key groups from B = {0,-a,-2a,..} */
     ATTN_QUORUM_AUTO = 2         /* whichever moves the fewest bytes within the memory limit */
 } attn_quorum;
+
+/* Where it is computed. */
+typedef enum attn_device {
+    ATTN_CPU = 0,
+    ATTN_CUDA = 1 /* an NVIDIA GPU of the Hopper generation: H100, H200, GH200 */
+} attn_device;
+
+/* "cpu", "cuda"; "?" for an unknown device. */
+ATTN_API const char *attn_device_name(attn_device device);
 
 /* One step of an execute, told when it ends. */
 typedef enum attn_step {
@@ -283,10 +304,14 @@ typedef struct attn_options {
     int64_t rectangle;           /* a = |A| of a rectangular quorum; 0: the a that moves the fewest bytes */
     const int64_t *interest_set; /* one's own set (copied); NULL: the best known */
     int64_t interest_size;
-    int classic;        /* 1: the published rules (even W out of balance, set as in the table) */
-    int threads;        /* 0: as many as OpenMP gives */
-    int in_memory;      /* 1: q, k, v will be tensors: they are read in place, without room to gather them */
-    int backward;       /* 1: a plan for attn_execute_backward(): W = 1, tensors in memory, no spool */
+    int classic;   /* 1: the published rules (even W out of balance, set as in the table) */
+    int threads;   /* 0: as many as OpenMP gives */
+    int in_memory; /* 1: q, k, v will be tensors: they are read in place, without room to gather them */
+    int backward;  /* 1: a plan for attn_execute_backward(): W = 1, tensors in memory, no spool */
+    attn_device device;
+    int gpu;            /* CUDA: which one, in CUDA's own order */
+    int sms;            /* CUDA: most multiprocessors to use, so that some are left to others; 0: all */
+    int deterministic;  /* CUDA: gradients with the same bits every time, at a price; elsewhere always so */
     const char *kernel; /* a row of the kernel table by name; NULL: the first that takes the problem */
     const char *spool;  /* folder for finished partials (copied); NULL: none */
     const char *spool_key; /* identity of the data, kept in the spool (copied); NULL: "" */
@@ -307,111 +332,11 @@ ATTN_API void attn_plan_destroy(attn_plan *plan); /* NULL is fine */
 /* The problem with its defaults filled in; owned by the plan. */
 ATTN_API const attn_problem *attn_plan_problem(const attn_plan *plan);
 
-/* Bytes of workspace that attn_execute() or attn_execute_backward() needs; any alignment does. */
+/* Bytes of workspace that attn_execute() or attn_execute_backward() needs, in the memory of the device; any
+ * alignment does. */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
-/* Smallest, largest, mean and standard deviation over the workers. */
-typedef struct attn_spread {
-    double min, max, mean, std;
-} attn_spread;
-
-typedef struct attn_summary {
-    size_t size; /* sizeof(attn_summary), set by the caller */
-    int64_t workers, resident;
-    int threads;        /* of each resident worker */
-    attn_quorum quorum; /* CYCLIC or RECTANGULAR, never AUTO */
-    int classic;
-    int64_t quorum_q, quorum_kv; /* |A| and |B|: query and key groups a worker holds; = |I| */
-    const int64_t *set_q;        /* A (the interest set), quorum_q offsets, owned by the plan */
-    const int64_t *set_kv;       /* B, quorum_kv offsets */
-    const char *set_origin; /* "table", "singer", "wichmann", "user", "rectangular", ...; owned by the plan */
-    attn_spread subsequence; /* tokens of a worker's groups, counted on the longer side */
-    int64_t cells;           /* visible cells, per (batch, head), of all workers */
-    int64_t ranks_counted; /* workers that the next three cover: W, or 0 where W is too large to count each */
-    attn_spread cells_worker;
-    attn_spread bytes_in;      /* forward, one group a worker at home: q, k, v that some cell needs */
-    attn_spread bytes_out;     /* forward: fp32 partials and lse for rows at home elsewhere */
-    const char *kernel;        /* the chosen row of the kernel table */
-    int spooled;               /* partials go through a folder */
-    int64_t workspace;         /* bytes, = attn_plan_workspace() */
-    int64_t workspace_gather;  /* parts of it: groups held by the resident workers */
-    int64_t workspace_partial; /* partials on their way and the Tiler's rows; dq, lse and D of gradients */
-    int64_t workspace_kernel;  /* scratch of the kernel threads */
-} attn_summary;
-
-ATTN_API ATTN_MUST_CHECK attn_status attn_plan_summary(const attn_plan *plan, attn_summary *summary);
-
-/* Token group g: its first token and its count (0 when N < W), on the query or the key side. */
-ATTN_API void attn_plan_group(const attn_plan *plan, attn_operand side, int64_t group, int64_t *first,
-                              int64_t *count);
-
-/*
- * One block of the task list: query group x key group.  part 0: all query rows; 1 or 2: the lower or upper
- * half of them (half-difference pairs of an even W, which two workers share): rows [0, n/2) or [n/2, n) of
- * the group.
- */
-typedef struct attn_pair {
-    int64_t q, kv;
-    int part;
-} attn_pair;
-
-/* One worker's share.  Arrays are owned by the struct: free with attn_rank_free(). */
-typedef struct attn_rank {
-    size_t size; /* sizeof(attn_rank), set by the caller */
-    int64_t rank;
-    int64_t *groups; /* the quorum: groups held, ascending; group_count of them */
-    int64_t group_count;
-    int64_t tokens;   /* in those groups, on the longer side (queries or keys) */
-    attn_pair *pairs; /* the task list, by query group then key group; empty and masked blocks left out */
-    int64_t pair_count;
-    int64_t *needs_q; /* the material list: groups whose queries it reads */
-    int64_t needs_q_count;
-    int64_t *needs_kv; /* groups whose keys and values it reads */
-    int64_t needs_kv_count;
-    int64_t cells; /* visible cells per (batch, head) */
-    int64_t bytes_in, bytes_out;
-} attn_rank;
-
-/* O(k^2) time and memory, whatever W. */
-ATTN_API ATTN_MUST_CHECK attn_status attn_plan_rank(const attn_plan *plan, int64_t rank, attn_rank *out);
-ATTN_API void attn_rank_free(attn_rank *out);
-
-/* Counts how often each visible (query, key) cell is owned, over all workers: O(W^2) blocks, none assumed. */
-typedef struct attn_proof {
-    size_t size;      /* sizeof(attn_proof), set by the caller */
-    int64_t cells;    /* visible cells of the problem, per (batch, head), by its mask alone */
-    int64_t once;     /* of those, owned exactly once */
-    int64_t missing;  /* owned by nobody */
-    int64_t repeated; /* owned twice or more */
-} attn_proof;
-ATTN_API ATTN_MUST_CHECK attn_status attn_plan_prove(const attn_plan *plan, attn_proof *proof);
-
-/* What a way of distributing costs a worker, in bytes; formulas in docs/costs.md. */
-typedef struct attn_cost {
-    size_t size;        /* sizeof(attn_cost), set by the caller */
-    const char *scheme; /* "cyclic", "rectangular", "ring", "ulysses" */
-    int64_t a, b;       /* |A|, |B|; 0 where they mean nothing */
-    int possible;       /* 0: `why` tells why not */
-    const char *why;
-    double in_mean, in_max, out_mean, out_max; /* sharded: one group a worker at home, forward */
-    double backward_in_mean, backward_in_max, backward_out_mean, backward_out_max;
-    double root_in, root_out; /* a central root hands out all inputs, takes back all partials: root's bytes */
-    double memory;            /* largest worker: inputs, buffers and partials */
-    double balance;           /* most cells of a worker / mean */
-    int64_t messages;         /* that a worker receives, forward */
-} attn_cost;
-
-/* Row `index` (0, 1, ...) of the cost table; ATTN_EINVAL past its end. */
-ATTN_API ATTN_MUST_CHECK attn_status attn_plan_cost(const attn_plan *plan, int64_t index, attn_cost *cost);
-
-/*
- * Searches for an interest set of Z_workers with `size` elements (0: as many as the best known has) for up to
- * `seconds`; set[capacity] takes it, *found its size, 0 when the time ran out.  What a seed finds, it finds
- * on every machine. ATTN_EINVAL where size * (size - 1) + 1 < workers: no such set can exist.
- */
-ATTN_API ATTN_MUST_CHECK attn_status attn_interest_search(int64_t workers, int64_t size, double seconds,
-                                                          uint64_t seed, int64_t *set, int64_t capacity,
-                                                          int64_t *found);
+#include "attn/plan.h" /* a plan looked at */
 
 /* ---- the kernel table ----------------------------------------------------------------------------- */
 
@@ -441,6 +366,10 @@ ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds)
  * Computes the plan's problem.  workspace: attn_plan_workspace() bytes, the caller's, contents undefined
  * before and after.  Runs `resident` workers at a time, then merges; with a spool, finished tasks found there
  * are not computed again.  On failure the output is undefined, and the spool keeps what is finished.
+ *
+ * On a GPU, with options.in_memory, it enqueues kernels on io->stream and returns: it waits for nothing and
+ * may be captured into a graph.  workspace, which may be NULL where none is needed, belongs to these kernels
+ * until they are done.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace);
 

@@ -76,6 +76,9 @@ class Problem(Sized):
         ("window_left", c_int64),
         ("window_right", c_int64),
         ("scale", c_double),
+        ("placed", c_int),
+        ("first_q", c_int64),
+        ("first_kv", c_int64),
     ]
 
 
@@ -95,6 +98,10 @@ class Io(Sized):
         ("sink", c_void_p),
         ("cu_seqlens_q", POINTER(c_int64)),
         ("cu_seqlens_kv", POINTER(c_int64)),
+        ("total_q", c_int64),
+        ("total_kv", c_int64),
+        ("merge", c_int),
+        ("stream", c_void_p),
     ]
 
 
@@ -114,6 +121,9 @@ class Gradients(Sized):
         ("accumulate", c_int),
         ("cu_seqlens_q", POINTER(c_int64)),
         ("cu_seqlens_kv", POINTER(c_int64)),
+        ("total_q", c_int64),
+        ("total_kv", c_int64),
+        ("stream", c_void_p),
     ]
 
 
@@ -148,6 +158,10 @@ class Options(Sized):
         ("threads", c_int),
         ("in_memory", c_int),
         ("backward", c_int),
+        ("device", c_int),
+        ("gpu", c_int),
+        ("sms", c_int),
+        ("deterministic", c_int),
         ("kernel", c_char_p),
         ("spool", c_char_p),
         ("spool_key", c_char_p),

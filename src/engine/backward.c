@@ -172,6 +172,9 @@ attn_status attn__gradients_open(attn_gradients *io, attn__sequences *s, const a
 attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io, void *workspace)
 {
     attn__backward b = {.plan = plan};
+    if (plan != NULL && plan->gpu != NULL && plan->backward) {
+        return attn__device_backward(plan, io, workspace);
+    }
     if (plan == NULL || workspace == NULL) {
         return attn__fail(ATTN_EINVAL,
                           "attn_execute_backward needs a plan and attn_plan_workspace() bytes of workspace");
@@ -199,9 +202,12 @@ attn_status attn_backward(const attn_problem *problem, const attn_gradients *io,
     o.backward = 1;
     o.in_memory = 1;
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
-    void *workspace = attn__alloc(attn_plan_workspace(plan));
-    attn_status status = workspace != NULL ? attn_execute_backward(plan, io, workspace) : ATTN_ENOMEM;
-    attn__free(workspace);
+    void *workspace;
+    attn_status status = attn__workspace_open(&workspace, plan);
+    if (status == ATTN_OK) {
+        status = attn_execute_backward(plan, io, workspace);
+        status = attn__workspace_close(workspace, plan, io != NULL ? io->stream : NULL, status);
+    }
     attn_plan_destroy(plan);
     return status;
 }

@@ -141,7 +141,7 @@ static attn_status compute_tile(const attn__forward *f, const attn__sequence *s,
     const attn_plan *plan = f->run->plan;
     const attn_problem *p = &plan->problem;
     const attn__memory_io *io = f->run->io;
-    bool in_place = io->sink.data == io && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
+    bool in_place = io->sink.data == io && !io->merge && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
     int64_t row = tile * plan->tile_q, token = s->q_first + row;
     attn__forward_thread space = attn__forward_space(f);
     attn__span span;

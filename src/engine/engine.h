@@ -15,6 +15,7 @@
  *   backward.c   one execute of the gradients; ranges.c: its items
  *   reference.c  the fp64 reference over a problem; reference_backward.c: of its gradients
  *   peak.c       what the machine's multiply-adds reach at most
+ *   device.c     plans and executes in the memory of a GPU
  */
 #ifndef ATTN_ENGINE_H
 #define ATTN_ENGINE_H
@@ -24,6 +25,7 @@
 
 #include "base/base.h"
 #include "comm/comm.h"
+#include "kernel/cuda/cuda.h"
 #include "kernel/kernel.h"
 #include "quorum/quorum.h"
 
@@ -48,9 +50,12 @@ struct attn_plan {
     attn__cover cover; /* cyclic only; kept for the cost table */
     attn__schedule *schedule;
     attn_quorum quorum;
-    const attn__kernel *kernel;
+    const attn__kernel *kernel; /* NULL on a GPU */
     attn__shape shape;
-    int64_t tile_q; /* query rows of a call */
+    const attn__cuda_device *gpu;  /* NULL on the CPU */
+    const attn__cuda_kernel *cuda; /* likewise */
+    attn__cuda_call call;          /* what is known of it before the pointers are */
+    int64_t tile_q;                /* query rows of a call */
     int64_t resident;
     int threads; /* of each resident worker */
     bool in_memory;
@@ -80,6 +85,12 @@ static inline const int64_t *attn__plan_set_q(const attn_plan *plan)
 static inline const int64_t *attn__plan_set_kv(const attn_plan *plan)
 {
     return plan->sets + plan->set_q_size;
+}
+
+/* The name of the chosen kernel. */
+static inline const char *attn__plan_kernel(const attn_plan *plan)
+{
+    return plan->gpu != NULL ? plan->cuda->name : plan->kernel->name;
 }
 
 attn__band attn__problem_band(const attn_problem *problem);
@@ -168,6 +179,7 @@ typedef struct attn__memory_io {
     const attn_problem *problem;
     attn__sequences sequences;
     attn_tensor in[3], o, lse;
+    bool merge; /* rows are folded into o and lse */
     attn_source source;
     attn_sink sink;
 } attn__memory_io;
@@ -207,6 +219,11 @@ attn_status attn__run_event(attn__run *run, attn_event event);
 void attn__run_failed(attn__run *run, attn_status status);
 bool attn__run_stopped(attn__run *run);
 
+/* A plan's workspace, for the calls that plan and execute at once.  close waits for a GPU's stream; it
+ * returns the first failure, `status` or its own. */
+attn_status attn__workspace_open(void **workspace, const attn_plan *plan);
+attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *stream, attn_status status);
+
 /* How many slices a long task of `items` is told in. */
 int64_t attn__slices(const attn_plan *plan, double flops, int64_t items);
 
@@ -227,6 +244,16 @@ attn__space attn__backward_space(const attn_plan *plan);
 /* Checks what every use of `from` needs, and fills in strides and sequences. */
 attn_status attn__gradients_open(attn_gradients *io, attn__sequences *sequences, const attn_problem *problem,
                                  const attn_gradients *from);
+
+/* ---- device.c ---- */
+
+/* Settles a plan for a GPU; and one execute of it: enqueues. */
+attn_status attn__device_plan(attn_plan *plan, const attn_options *options);
+attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void *workspace);
+attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *io, void *workspace);
+/* A plan's workspace, for the calls that plan and execute at once; free waits until `stream` is done. */
+attn_status attn__device_alloc(void **workspace, const attn_plan *plan);
+attn_status attn__device_free(void *workspace, const attn_plan *plan, void *stream);
 
 /* ---- worker.c ---- */
 

@@ -166,6 +166,9 @@ static attn_status check_execute(const attn_plan *plan, const attn_io *io)
         return attn__fail(ATTN_EINVAL,
                           "the plan was made for tensors in memory (options.in_memory), not for a source");
     }
+    if (!plan->direct && io->merge) {
+        return attn__fail(ATTN_EUNSUPPORTED, "merge needs a plan with W = 1 and no spool");
+    }
     if (!plan->direct && io->cu_seqlens_q != NULL) {
         return attn__fail(ATTN_EUNSUPPORTED,
                           "sequences of unequal length (cu_seqlens) need a plan with W = 1 and no spool");
@@ -180,6 +183,9 @@ attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspa
 {
     attn__run run;
     attn__memory_io memory;
+    if (plan != NULL && plan->gpu != NULL && !plan->backward) {
+        return attn__device_forward(plan, io, workspace);
+    }
     if (plan == NULL || workspace == NULL) {
         return attn__fail(ATTN_EINVAL,
                           "attn_execute needs a plan and attn_plan_workspace() bytes of workspace");
@@ -198,6 +204,25 @@ attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspa
     return status;
 }
 
+attn_status attn__workspace_open(void **workspace, const attn_plan *plan)
+{
+    if (plan->gpu != NULL) {
+        return attn__device_alloc(workspace, plan);
+    }
+    *workspace = attn__alloc(attn_plan_workspace(plan));
+    return *workspace != NULL ? ATTN_OK : ATTN_ENOMEM;
+}
+
+attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *stream, attn_status status)
+{
+    if (plan->gpu != NULL) {
+        attn_status waited = attn__device_free(workspace, plan, stream);
+        return status != ATTN_OK ? status : waited;
+    }
+    attn__free(workspace);
+    return status;
+}
+
 attn_status attn_forward(const attn_problem *problem, const attn_io *io, const attn_options *options)
 {
     attn_options o = options != NULL ? *options : ATTN_INIT(attn_options);
@@ -206,9 +231,12 @@ attn_status attn_forward(const attn_problem *problem, const attn_io *io, const a
         o.in_memory = 1;
     }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
-    void *workspace = attn__alloc(attn_plan_workspace(plan));
-    attn_status status = workspace != NULL ? attn_execute(plan, io, workspace) : ATTN_ENOMEM;
-    attn__free(workspace);
+    void *workspace;
+    attn_status status = attn__workspace_open(&workspace, plan);
+    if (status == ATTN_OK) {
+        status = attn_execute(plan, io, workspace);
+        status = attn__workspace_close(workspace, plan, io != NULL ? io->stream : NULL, status);
+    }
     attn_plan_destroy(plan);
     return status;
 }

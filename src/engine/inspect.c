@@ -169,7 +169,7 @@ attn_status attn_plan_summary(const attn_plan *plan, attn_summary *summary)
         .set_kv = attn__plan_set_kv(plan),
         .set_origin = plan->quorum == ATTN_QUORUM_CYCLIC ? plan->cover.origin : "rectangular",
         .cells = attn__band_cells(plan->band, 0, plan->problem.tokens_q, 0, plan->problem.tokens_kv),
-        .kernel = plan->kernel->name,
+        .kernel = attn__plan_kernel(plan),
         .spooled = plan->spooled,
         .workspace = space->total,
         .workspace_gather = plan->resident * space->gather,
@@ -307,29 +307,65 @@ attn_status attn_interest_search(int64_t workers, int64_t size, double seconds, 
 
 /* ---- the kernel table ---- */
 
-attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index, attn_verdict *verdict)
+/* Row `index` of the CPU's table. */
+static attn_verdict judge_cpu(const attn_plan *plan, int64_t index)
 {
-    int64_t count = 0;
-    while (attn__kernels[count] != NULL) {
-        count++;
-    }
-    if (verdict == NULL || verdict->size != sizeof *verdict || index < 0 || index >= count) {
-        return attn__fail(ATTN_EINVAL, "the kernel table has %lld rows; set the verdict's size field",
-                          (long long)count);
-    }
     const attn__kernel *kernel = attn__kernels[index];
     const attn__shape plain = {.dim_qk = 64, .dim_v = 64, .rows = 256, .keys = 256};
     const attn__shape *shape = plan != NULL ? &plan->shape : &plain;
-    *verdict = (attn_verdict){
-        .size = sizeof *verdict,
+    attn_verdict verdict = {
+        .size = sizeof verdict,
         .name = kernel->name,
         .summary = kernel->summary,
         .chosen = plan != NULL && plan->kernel == kernel,
         .rounds_weights = kernel->rounds_weights,
         .reason = attn__kernel_refusal(kernel, shape),
     };
-    if (verdict->reason == NULL && !verdict->chosen) {
-        verdict->reason = attn__kernel_reluctance(kernel, shape);
+    if (verdict.reason == NULL && !verdict.chosen) {
+        verdict.reason = attn__kernel_reluctance(kernel, shape);
     }
+    return verdict;
+}
+
+/* Row `index` of the GPU's; without a plan, for GPU 0. */
+static attn_verdict judge_cuda(const attn_plan *plan, int64_t index)
+{
+    const attn__cuda_kernel *kernel = attn__cuda_kernels[index];
+    const attn__cuda_device *device;
+    attn_verdict verdict = {
+        .size = sizeof verdict,
+        .name = kernel->name,
+        .summary = kernel->summary,
+        .rounds_weights = kernel->rounds_weights,
+    };
+    if (plan == NULL) {
+        verdict.reason = attn__cuda_open(&device, 0) == ATTN_OK ? NULL : "needs a Hopper GPU and its driver";
+        return verdict;
+    }
+    verdict.chosen = plan->cuda == kernel;
+    verdict.reason = attn__cuda_refusal(kernel, &plan->call, plan->backward);
+    if (verdict.reason == NULL && !verdict.chosen) {
+        verdict.reason = attn__cuda_reluctance(kernel, &plan->call, plan->backward);
+    }
+    return verdict;
+}
+
+attn_status attn_kernel_verdict(const attn_plan *plan, int64_t index, attn_verdict *verdict)
+{
+    int64_t cpu = 0, cuda = 0;
+    while (attn__kernels[cpu] != NULL) {
+        cpu++;
+    }
+    while (attn__cuda_kernels[cuda] != NULL) {
+        cuda++;
+    }
+    /* a plan has the table of its device, the machine has both */
+    const int64_t rows_cpu = plan != NULL && plan->gpu != NULL ? 0 : cpu;
+    const int64_t rows_cuda = plan != NULL && plan->gpu == NULL ? 0 : cuda;
+    if (verdict == NULL || verdict->size != sizeof *verdict || index < 0 || index >= rows_cpu + rows_cuda) {
+        return attn__fail(ATTN_EINVAL, "the kernel table has %lld rows; set the verdict's size field",
+                          (long long)(rows_cpu + rows_cuda));
+    }
+    *verdict = index < rows_cpu ? judge_cpu(plan, index) : judge_cuda(plan, index - rows_cpu);
     return ATTN_OK;
 }

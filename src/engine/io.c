@@ -66,6 +66,19 @@ static attn_status write_tensor(void *data, int64_t batch, int64_t head, int64_t
     return ATTN_OK;
 }
 
+/* Rows to be folded into what is there. */
+static attn_status merge_tensor(void *data, int64_t batch, int64_t head, int64_t first, int64_t count,
+                                const float *o, int64_t o_stride, const float *lse)
+{
+    const attn__memory_io *memory = data;
+    for (int64_t i = 0; i < count; i++) {
+        float *to = attn__tensor_at(&memory->o, ATTN_F32, batch, head, first + i);
+        float *to_lse = attn__tensor_at(&memory->lse, ATTN_F32, batch, head, first + i);
+        attn__merge(to, 0, to_lse, o + i * o_stride, 0, lse + i, 1, memory->problem->dim_v);
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_inputs(const attn_io *io)
 {
     if (io->source != NULL && (io->cu_seqlens_q != NULL || io->cu_seqlens_kv != NULL)) {
@@ -76,6 +89,18 @@ static attn_status check_inputs(const attn_io *io)
     }
     if (io->source != NULL && (io->source->size != sizeof(attn_source) || io->source->read == NULL)) {
         return attn__fail(ATTN_EINVAL, "attn_source: set its size field and read");
+    }
+    return ATTN_OK;
+}
+
+static attn_status check_merge(const attn_problem *problem, const attn_io *io)
+{
+    if (io->sink != NULL || io->lse.data == NULL || problem->dtype_out != ATTN_F32) {
+        return attn__fail(ATTN_EINVAL,
+                          "merge folds into a partial: give o as an fp32 tensor (out=f32), and lse");
+    }
+    if (io->o.stride[3] != 1 && io->o.stride[0] + io->o.stride[1] + io->o.stride[2] + io->o.stride[3] != 0) {
+        return attn__fail(ATTN_EINVAL, "merge needs an o whose dims are dense: set its stride[3] to 1");
     }
     return ATTN_OK;
 }
@@ -117,11 +142,16 @@ attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, 
 {
     ATTN__TRY(attn__io_inputs(memory, problem, io));
     ATTN__TRY(check_outputs(io));
+    if (io->merge) {
+        ATTN__TRY(check_merge(problem, io));
+    }
     memory->o = io->o;
     memory->lse = io->lse;
     int64_t tokens = attn__sequences_tokens(&memory->sequences, ATTN_Q);
     attn__tensor_strides(&memory->o, problem->heads_q, tokens, problem->dim_v);
     attn__tensor_strides(&memory->lse, problem->heads_q, tokens, 1);
-    memory->sink = io->sink != NULL ? *io->sink : (attn_sink){sizeof(attn_sink), memory, write_tensor};
+    const attn_sink sink = {sizeof(attn_sink), memory, io->merge ? merge_tensor : write_tensor};
+    memory->merge = io->merge != 0;
+    memory->sink = io->sink != NULL ? *io->sink : sink;
     return ATTN_OK;
 }

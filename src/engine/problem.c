@@ -35,6 +35,9 @@ static void fill_defaults(attn_problem *p)
     if (p->mask != ATTN_MASK_WINDOW) {
         p->window_left = p->window_right = 0;
     }
+    if (!p->placed) {
+        p->first_q = p->first_kv = 0;
+    }
 }
 
 static attn_status check_sizes(const attn_problem *p)
@@ -69,6 +72,10 @@ static attn_status check_mask(const attn_problem *p)
         p->window_right > count_max) {
         return attn__fail(ATTN_EINVAL, "window %lld:%lld: each side is a number of keys, or -1 for no bound",
                           (long long)p->window_left, (long long)p->window_right);
+    }
+    if (p->first_q < 0 || p->first_kv < 0 || p->first_q > count_max || p->first_kv > count_max) {
+        return attn__fail(ATTN_EINVAL, "at %lld:%lld: the first positions are from 0 to 2^40",
+                          (long long)p->first_q, (long long)p->first_kv);
     }
     return ATTN_OK;
 }
@@ -108,7 +115,7 @@ attn__band attn__mask_band(const attn_problem *p, int64_t shift)
 
 attn__band attn__problem_band(const attn_problem *p)
 {
-    return attn__mask_band(p, p->tokens_kv - p->tokens_q);
+    return attn__mask_band(p, p->placed ? p->first_q - p->first_kv : p->tokens_kv - p->tokens_q);
 }
 
 attn__bytes attn__problem_bytes(const attn_problem *p)
@@ -169,16 +176,16 @@ static attn_status parse_dtype(const char *name, const char *text, attn_dtype *d
     return attn__fail(ATTN_EINVAL, "%s=%s: want f32, f16 or bf16", name, text);
 }
 
-static attn_status parse_window(attn_problem *p, char *text)
+/* Two counts with a colon between them; `want` is what the user is told where there is none. */
+static attn_status parse_pair(const char *name, const char *want, char *text, int64_t *left, int64_t *right)
 {
     char *colon = strchr(text, ':');
     if (colon == NULL) {
-        return attn__fail(ATTN_EINVAL, "window=%s: want LEFT:RIGHT, as in window=128:0 (-1: no bound)", text);
+        return attn__fail(ATTN_EINVAL, "%s=%s: want %s", name, text, want);
     }
     *colon = '\0';
-    p->mask = ATTN_MASK_WINDOW;
-    ATTN__TRY(parse_count("window left", text, &p->window_left));
-    return parse_count("window right", colon + 1, &p->window_right);
+    ATTN__TRY(parse_count(name, text, left));
+    return parse_count(name, colon + 1, right);
 }
 
 static attn_status parse_scale(const char *text, double *scale)
@@ -204,11 +211,12 @@ enum {
     F_SCALE,
     F_CAUSAL,
     F_WINDOW,
+    F_AT,
     FIELDS
 };
-static const char *const field_names[FIELDS] = {"batch",     "heads", "kv_heads", "tokens",
-                                                "kv_tokens", "dim",   "dim_v",    "dtype",
-                                                "out",       "scale", "causal",   "window"};
+static const char *const field_names[FIELDS] = {"batch",  "heads",  "kv_heads", "tokens", "kv_tokens",
+                                                "dim",    "dim_v",  "dtype",    "out",    "scale",
+                                                "causal", "window", "at"};
 
 static attn_status parse_positive(const char *name, const char *text, int64_t *value)
 {
@@ -236,7 +244,13 @@ static attn_status parse_field(attn_problem *p, int field, char *value)
     case F_SCALE:
         return parse_scale(value, &p->scale);
     case F_WINDOW:
-        return parse_window(p, value);
+        p->mask = ATTN_MASK_WINDOW;
+        return parse_pair(name, "LEFT:RIGHT, as in window=128:0 (-1: no bound)", value, &p->window_left,
+                          &p->window_right);
+    case F_AT:
+        p->placed = 1;
+        return parse_pair(name, "QUERY:KEY, the positions of the first of each", value, &p->first_q,
+                          &p->first_kv);
     default:
         return parse_positive(name, value, counts[field]);
     }
@@ -273,7 +287,7 @@ attn_status attn_problem_parse(attn_problem *problem, const char *text)
         if (field == FIELDS) {
             return attn__fail(ATTN_EINVAL,
                               "\"%s\" is no field of a problem; fields are batch, heads, kv_heads, tokens, "
-                              "kv_tokens, dim, dim_v, dtype, out, scale, causal, window",
+                              "kv_tokens, dim, dim_v, dtype, out, scale, causal, window, at",
                               item);
         }
         if ((seen & 1u << field) != 0) {
@@ -293,19 +307,22 @@ attn_status attn_problem_parse(attn_problem *problem, const char *text)
 
 size_t attn_problem_print(const attn_problem *p, char *text, size_t capacity)
 {
-    char mask[64] = "";
+    char mask[64] = "", at[64] = "";
     if (p->mask == ATTN_MASK_CAUSAL) {
         snprintf(mask, sizeof mask, ",causal");
     } else if (p->mask == ATTN_MASK_WINDOW) {
         snprintf(mask, sizeof mask, ",window=%lld:%lld", (long long)p->window_left,
                  (long long)p->window_right);
     }
+    if (p->placed) {
+        snprintf(at, sizeof at, ",at=%lld:%lld", (long long)p->first_q, (long long)p->first_kv);
+    }
     int length =
         snprintf(text, capacity,
                  "batch=%lld,heads=%lld,kv_heads=%lld,tokens=%lld,kv_tokens=%lld,dim=%lld,dim_v=%lld,"
-                 "dtype=%s,out=%s,scale=%.17g%s",
+                 "dtype=%s,out=%s,scale=%.17g%s%s",
                  (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->tokens_q,
                  (long long)p->tokens_kv, (long long)p->dim_qk, (long long)p->dim_v,
-                 attn_dtype_name(p->dtype), attn_dtype_name(p->dtype_out), p->scale, mask);
+                 attn_dtype_name(p->dtype), attn_dtype_name(p->dtype_out), p->scale, mask, at);
     return length < 0 ? 0 : (size_t)length;
 }

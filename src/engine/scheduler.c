@@ -112,6 +112,9 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
                            int64_t size_kv)
 {
     plan->layout.workers = workers;
+    if (options->device == ATTN_CUDA) {
+        return attn__device_plan(plan, options);
+    }
     plan->direct = workers == 1 && !plan->spooled && !plan->backward;
     share_threads(plan, options, workers);
     ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
@@ -277,6 +280,9 @@ static attn_status check_options(const attn_options *o, const attn_problem *p)
     if (o->workers > INT64_C(1) << 31) {
         return attn__fail(ATTN_EINVAL, "workers is %lld; at most 2^31", (long long)o->workers);
     }
+    if ((unsigned)o->device > ATTN_CUDA) {
+        return attn__fail(ATTN_EINVAL, "device %d is unknown; use cpu or cuda", (int)o->device);
+    }
     if ((unsigned)o->quorum > ATTN_QUORUM_AUTO) {
         return attn__fail(ATTN_EINVAL, "quorum %d is unknown; use cyclic, rectangular or auto",
                           (int)o->quorum);
@@ -318,7 +324,8 @@ static attn_status settle(attn_plan *plan, const attn_options *options)
         .band = plan->band,
         .classic = options->classic != 0,
     };
-    if (options->workers == 0 && options->memory_limit > 0 && !plan->backward) {
+    if (options->workers == 0 && options->memory_limit > 0 && !plan->backward &&
+        options->device == ATTN_CPU) {
         ATTN__TRY(search_workers(plan, options));
     }
     ATTN__TRY(find_cover(plan, options));

@@ -36,6 +36,10 @@ attn_status attn__sequences_open(attn__sequences *sequences, const attn_problem 
     if (cu_q == NULL || cu_kv == NULL) {
         return attn__fail(ATTN_EINVAL, "give cu_seqlens_q and cu_seqlens_kv, or neither");
     }
+    if (problem->placed) {
+        return attn__fail(ATTN_EINVAL,
+                          "a problem of several sequences (cu_seqlens) cannot be placed (at=Q:K)");
+    }
     ATTN__TRY(check_list("cu_seqlens_q", cu_q, problem->batch, problem->tokens_q));
     return check_list("cu_seqlens_kv", cu_kv, problem->batch, problem->tokens_kv);
 }
@@ -52,7 +56,7 @@ attn__sequence attn__sequence_at(const attn__sequences *s, int64_t index)
                                .kv_count = s->cu_kv[index + 1] - s->cu_kv[index],
                                .rows_before = s->cu_q[index]};
     }
-    one.band = attn__mask_band(p, one.kv_count - one.q_count);
+    one.band = s->cu_q == NULL ? attn__problem_band(p) : attn__mask_band(p, one.kv_count - one.q_count);
     return one;
 }
 

@@ -66,8 +66,8 @@ char *attn__spool_manifest(const attn_plan *plan, const char *key)
                         attn_version(), problem, (long long)plan->layout.workers, plan->layout.classic);
     at = print_set(text, at, "query groups", attn__plan_set_q(plan), plan->set_q_size);
     at = print_set(text, at, "key groups", attn__plan_set_kv(plan), plan->set_kv_size);
-    at +=
-        (size_t)sprintf(text + at, "kernel %s tile %lld\ndata ", plan->kernel->name, (long long)plan->tile_q);
+    at += (size_t)sprintf(text + at, "kernel %s tile %lld\ndata ", attn__plan_kernel(plan),
+                          (long long)plan->tile_q);
     for (const char *c = key; *c != '\0'; c++) {
         text[at++] = (char)((unsigned char)*c < ' ' ? ' ' : *c);
     }

@@ -19,16 +19,21 @@
 /* One GPU, opened.  Owned by the library, never closed; the same pointer for the same ordinal. */
 typedef struct attn__cuda_device {
     int ordinal;
-    int major, minor; /* compute capability */
-    int sms;          /* multiprocessors */
+    int major, minor;  /* compute capability */
+    int sms;           /* multiprocessors */
     size_t l2, memory; /* bytes */
     char name[128];
     void *context; /* its primary context, which the CUDA runtime of others uses too */
 } attn__cuda_device;
 
-/* Opens device `ordinal` (CUDA's own order), or fails with ATTN_EUNSUPPORTED: built without CUDA, no driver, no
- * such device, older than Hopper. */
+/* Opens device `ordinal` (CUDA's own order), or fails with ATTN_EUNSUPPORTED: built without CUDA, no driver,
+ * no such device, older than Hopper. */
 attn_status attn__cuda_open(const attn__cuda_device **device, int ordinal);
+
+/* Memory of the device, and an end to all that `stream` was given.  free(NULL) is fine. */
+attn_status attn__cuda_alloc(void **memory, const attn__cuda_device *device, size_t bytes);
+void attn__cuda_free(void *memory, const attn__cuda_device *device);
+attn_status attn__cuda_wait(const attn__cuda_device *device, void *stream);
 
 /* ---- a problem in device memory ---- */
 
@@ -71,7 +76,8 @@ typedef struct attn__cuda_call {
     attn__cuda_tensor q, k, v;
     /* forward: written.  backward: read; o not if delta is given */
     attn__cuda_tensor o, lse; /* lse: fp32, natural log */
-    bool merge; /* forward, dtype_out fp32: o and lse hold a partial over other keys, and take the merged one */
+    bool merge; /* forward, dtype_out fp32: o and lse hold a partial over other keys, and take the merged one
+                 */
     /* backward only */
     attn__cuda_tensor dout, delta; /* delta: fp32, shaped like lse; NULL: rowsum(dout * o) is computed */
     attn__cuda_tensor dq, dk, dv;  /* each may be NULL */
@@ -98,5 +104,16 @@ typedef struct attn__cuda_kernel {
 
 /* The one ordered table, best first (table.c); ends with a NULL entry. */
 extern const attn__cuda_kernel *const attn__cuda_kernels[];
+
+/* ---- the choice (choose.c): as of the CPU's kernels, kernel.h ---- */
+
+/* Why `kernel` does not take `call`, or NULL if it does. */
+const char *attn__cuda_refusal(const attn__cuda_kernel *kernel, const attn__cuda_call *call, bool backward);
+/* Why it takes `call`, which it does not refuse, only when asked for by name, or NULL. */
+const char *attn__cuda_reluctance(const attn__cuda_kernel *kernel, const attn__cuda_call *call,
+                                  bool backward);
+/* The first row that takes call without being asked for, or the one called `name`. */
+attn_status attn__cuda_choose(const attn__cuda_kernel **kernel, const attn__cuda_call *call, bool backward,
+                              const char *name);
 
 #endif

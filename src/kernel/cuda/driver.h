@@ -14,12 +14,15 @@
 #define ATTN__CUDA_FUNCTIONS(X)                                                                              \
     X(init, cuInit)                                                                                          \
     X(error_string, cuGetErrorString)                                                                        \
+    X(driver_version, cuDriverGetVersion)                                                                    \
     X(device_count, cuDeviceGetCount)                                                                        \
     X(device_get, cuDeviceGet)                                                                               \
     X(device_name, cuDeviceGetName)                                                                          \
+    X(device_bus, cuDeviceGetPCIBusId)                                                                       \
     X(device_attribute, cuDeviceGetAttribute)                                                                \
     X(device_memory, cuDeviceTotalMem)                                                                       \
     X(context_retain, cuDevicePrimaryCtxRetain)                                                              \
+    X(context_set, cuCtxSetCurrent)                                                                          \
     X(context_push, cuCtxPushCurrent)                                                                        \
     X(context_pop, cuCtxPopCurrent)                                                                          \
     X(module_load, cuModuleLoadData)                                                                         \
@@ -33,8 +36,7 @@
     X(memory_info, cuMemGetInfo)                                                                             \
     X(host_alloc, cuMemAllocHost)                                                                            \
     X(host_free, cuMemFreeHost)                                                                              \
-    X(copy_to_device, cuMemcpyHtoDAsync)                                                                     \
-    X(copy_to_host, cuMemcpyDtoHAsync)                                                                       \
+    X(copy, cuMemcpyAsync)                                                                                   \
     X(copy_2d, cuMemcpy2DAsync)                                                                              \
     X(copy_3d, cuMemcpy3DAsync)                                                                              \
     X(stream_create, cuStreamCreate)                                                                         \
@@ -70,8 +72,8 @@ attn_status attn__cuda_function(CUfunction *function, const attn__cuda_device *d
                                 const char *name, unsigned shared);
 
 /*
- * Enqueues one kernel.  arguments: pointers to its parameters.  overlap: programmatic dependent launch, for a kernel
- * that waits by griddepcontrol.wait before it touches what its predecessor writes.
+ * Enqueues one kernel.  arguments: pointers to its parameters.  overlap: programmatic dependent launch, for a
+ * kernel that waits by griddepcontrol.wait before it touches what its predecessor writes.
  */
 typedef struct attn__cuda_launch {
     CUfunction function;

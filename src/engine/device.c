@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * device.c - plans and executes in the memory of a GPU.
+ *
+ * The plan opens the device, chooses the kernel and sizes the workspace; an execute fills in the pointers and
+ * enqueues.  Everything that costs time, loading kernels included, is the plan's.
+ */
+#include "engine/engine.h"
+
+const char *attn_device_name(attn_device device)
+{
+    switch (device) {
+    case ATTN_CPU:
+        return "cpu";
+    case ATTN_CUDA:
+        return "cuda";
+    }
+    return "?";
+}
+
+static attn__cuda_call call_of(const attn_plan *plan, const attn_options *options)
+{
+    const attn_problem *p = &plan->problem;
+    const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
+    return (attn__cuda_call){
+        .dtype = p->dtype,
+        .dtype_out = p->dtype_out,
+        .batch = p->batch,
+        .heads_q = p->heads_q,
+        .heads_kv = p->heads_kv,
+        .tokens_q = p->tokens_q,
+        .tokens_kv = p->tokens_kv,
+        .dim_qk = p->dim_qk,
+        .dim_v = p->dim_v,
+        .scale = (float)p->scale,
+        .left = window && p->window_left >= 0 ? p->window_left : attn__unbounded,
+        .right = causal                           ? 0
+                 : window && p->window_right >= 0 ? p->window_right
+                                                  : attn__unbounded,
+        .shifted = p->placed != 0,
+        .shift = p->first_q - p->first_kv,
+        .total_q = p->batch * p->tokens_q,
+        .total_kv = p->batch * p->tokens_kv,
+        .sms = options->sms,
+        .deterministic = options->deterministic != 0,
+    };
+}
+
+static attn_status check_options(const attn_options *o)
+{
+    if (o->workers > 1 || o->resident > 1 || o->spool != NULL || o->interest_set != NULL) {
+        return attn__fail(ATTN_EUNSUPPORTED, "tensors in a GPU's memory are computed by one worker without a "
+                                             "spool: leave out workers, resident, spool and interest_set");
+    }
+    if (!o->in_memory && !o->backward) {
+        return attn__fail(ATTN_EUNSUPPORTED,
+                          "a plan for a GPU takes tensors in its memory: set options.in_memory");
+    }
+    if (o->sms < 0) {
+        return attn__fail(ATTN_EINVAL, "sms is %d; it is the most multiprocessors to use, or 0 for all",
+                          o->sms);
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
+{
+    ATTN__TRY(check_options(options));
+    ATTN__TRY(attn__cuda_open(&plan->gpu, options->gpu));
+    plan->call = call_of(plan, options);
+    ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
+    const attn__cuda_kernel *k = plan->cuda;
+    const size_t bytes =
+        (plan->backward ? k->backward_workspace : k->forward_workspace)(&plan->call, plan->gpu);
+    plan->resident = 1;
+    plan->threads = 1;
+    plan->space = (attn__space){.q_rows = plan->problem.tokens_q, .kv_rows = plan->problem.tokens_kv};
+    /* whose parts lie on multiples of 256 bytes, wherever the caller's begins */
+    plan->space.total = plan->space.thread = plan->space.worker = bytes > 0 ? (int64_t)bytes + 256 : 0;
+    if (options->memory_limit > 0 && plan->space.total > options->memory_limit) {
+        return attn__fail(ATTN_ELIMIT, "%s needs %lld bytes of workspace, the limit leaves %lld; raise it",
+                          k->name, (long long)plan->space.total, (long long)options->memory_limit);
+    }
+    return ATTN_OK;
+}
+
+/* ---- execute ---- */
+
+static void *aligned(void *workspace)
+{
+    return (char *)workspace + (-(uintptr_t)workspace & 255);
+}
+
+/* `tokens` along its token axis, for the strides of a tensor that gives none. */
+static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const char *name, bool varlen,
+                        int64_t heads, int64_t tokens, int64_t dim)
+{
+    attn_tensor t = *from;
+    attn__tensor_strides(&t, heads, tokens, dim);
+    if (t.data != NULL && dim > 1 && t.stride[3] != 1) {
+        return attn__fail(
+            ATTN_EUNSUPPORTED,
+            "%s: on a GPU the dims of a token are dense; its stride[3] is %lld, copy it to an array "
+            "where it is 1",
+            name, (long long)t.stride[3]);
+    }
+    *to = (attn__cuda_tensor){t.data, varlen ? 0 : t.stride[0], t.stride[1], t.stride[2]};
+    return ATTN_OK;
+}
+
+static attn_status take_lengths(attn__cuda_call *call, const attn_problem *p, const int64_t *cu_q,
+                                const int64_t *cu_kv, int64_t total_q, int64_t total_kv)
+{
+    if (cu_q == NULL && cu_kv == NULL) {
+        return ATTN_OK;
+    }
+    if (cu_q == NULL || cu_kv == NULL) {
+        return attn__fail(ATTN_EINVAL, "give cu_seqlens_q and cu_seqlens_kv, or neither");
+    }
+    if (p->placed) {
+        return attn__fail(ATTN_EINVAL,
+                          "a problem of several sequences (cu_seqlens) cannot be placed (at=Q:K)");
+    }
+    if (total_q < 0 || total_kv < 0 || total_q > call->total_q || total_kv > call->total_kv) {
+        return attn__fail(ATTN_EINVAL,
+                          "total_q and total_kv are the last numbers of cu_seqlens, at most batch times the "
+                          "longest sequence; they are %lld and %lld",
+                          (long long)total_q, (long long)total_kv);
+    }
+    call->cu_q = cu_q;
+    call->cu_kv = cu_kv;
+    call->total_q = total_q;
+    call->total_kv = total_kv;
+    return ATTN_OK;
+}
+
+/* q, k and v; tokens[0] and [1] are set to those along the token axes of queries and keys. */
+static attn_status take_inputs(attn__cuda_call *call, const attn_problem *p, const attn_tensor *q,
+                               const attn_tensor *k, const attn_tensor *v, int64_t tokens[2])
+{
+    const bool varlen = call->cu_q != NULL;
+    tokens[0] = varlen ? call->total_q : p->tokens_q;
+    tokens[1] = varlen ? call->total_kv : p->tokens_kv;
+    if (q->data == NULL || k->data == NULL || v->data == NULL) {
+        return attn__fail(ATTN_EINVAL, "give q, k and v as tensors in the GPU's memory");
+    }
+    ATTN__TRY(take(&call->q, q, "q", varlen, p->heads_q, tokens[0], p->dim_qk));
+    ATTN__TRY(take(&call->k, k, "k", varlen, p->heads_kv, tokens[1], p->dim_qk));
+    return take(&call->v, v, "v", varlen, p->heads_kv, tokens[1], p->dim_v);
+}
+
+static attn_status check_workspace(const attn_plan *plan, const void *workspace)
+{
+    if (plan->space.total > 0 && workspace == NULL) {
+        return attn__fail(ATTN_EINVAL, "give attn_plan_workspace() bytes of the GPU's memory as workspace");
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void *workspace)
+{
+    const attn_problem *p = &plan->problem;
+    attn__cuda_call call = plan->call;
+    int64_t tokens[2];
+    if (io == NULL || io->size != sizeof *io) {
+        return attn__fail(ATTN_EINVAL, "attn_io: set its size field to sizeof(attn_io)");
+    }
+    if (io->source != NULL || io->sink != NULL || io->o.data == NULL) {
+        return attn__fail(ATTN_EINVAL, "on a GPU give tensors in its memory, o too; no source and no sink");
+    }
+    ATTN__TRY(check_workspace(plan, workspace));
+    ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
+    ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, tokens));
+    const bool varlen = call.cu_q != NULL;
+    ATTN__TRY(take(&call.o, &io->o, "o", varlen, p->heads_q, tokens[0], p->dim_v));
+    ATTN__TRY(take(&call.lse, &io->lse, "lse", varlen, p->heads_q, tokens[0], 1));
+    call.merge = io->merge != 0;
+    if (call.merge && (p->dtype_out != ATTN_F32 || call.lse.data == NULL)) {
+        return attn__fail(ATTN_EINVAL,
+                          "merge folds into a partial: give o as an fp32 tensor (out=f32), and lse");
+    }
+    return plan->cuda->forward(&call, plan->gpu, aligned(workspace), io->stream);
+}
+
+attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *io, void *workspace)
+{
+    const attn_problem *p = &plan->problem;
+    attn__cuda_call call = plan->call;
+    int64_t n[2];
+    if (io == NULL || io->size != sizeof *io) {
+        return attn__fail(ATTN_EINVAL, "attn_gradients: set its size field to sizeof(attn_gradients)");
+    }
+    if (io->dout.data == NULL || io->lse.data == NULL || (io->o.data == NULL && io->delta.data == NULL)) {
+        return attn__fail(ATTN_EINVAL,
+                          "attn_gradients: give dout, lse, and o or delta, from the forward pass");
+    }
+    ATTN__TRY(check_workspace(plan, workspace));
+    ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
+    ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, n));
+    const bool varlen = call.cu_q != NULL;
+    ATTN__TRY(take(&call.o, &io->o, "o", varlen, p->heads_q, n[0], p->dim_v));
+    ATTN__TRY(take(&call.lse, &io->lse, "lse", varlen, p->heads_q, n[0], 1));
+    ATTN__TRY(take(&call.delta, &io->delta, "delta", varlen, p->heads_q, n[0], 1));
+    ATTN__TRY(take(&call.dout, &io->dout, "dout", varlen, p->heads_q, n[0], p->dim_v));
+    ATTN__TRY(take(&call.dq, &io->dq, "dq", varlen, p->heads_q, n[0], p->dim_qk));
+    ATTN__TRY(take(&call.dk, &io->dk, "dk", varlen, p->heads_kv, n[1], p->dim_qk));
+    ATTN__TRY(take(&call.dv, &io->dv, "dv", varlen, p->heads_kv, n[1], p->dim_v));
+    call.accumulate = io->accumulate != 0;
+    return plan->cuda->backward(&call, plan->gpu, aligned(workspace), io->stream);
+}
+
+attn_status attn__device_alloc(void **workspace, const attn_plan *plan)
+{
+    *workspace = NULL;
+    return plan->space.total > 0 ? attn__cuda_alloc(workspace, plan->gpu, (size_t)plan->space.total)
+                                 : ATTN_OK;
+}
+
+attn_status attn__device_free(void *workspace, const attn_plan *plan, void *stream)
+{
+    attn_status status = attn__cuda_wait(plan->gpu, stream);
+    attn__cuda_free(workspace, plan->gpu);
+    return status;
+}
