@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * plan.h - a plan looked at: what it costs, who holds what, who computes what, and the proof that each cell is
- * computed once.  attn.h includes it; it is no header to include alone.
+ * plan.h - a plan looked at: what it costs, who holds what, who computes what, and the proof that each cell
+ * is computed once.  attn.h includes it; it is no header to include alone.
  *
  * What is told here is what an execute will do: both ask the same schedule.  Nothing changes the plan, and
  * all functions may be called by several threads.
