@@ -8,8 +8,8 @@
  *   the factor scale log2(e), its product and the exponential add a few u S:   D = u S (sqrt(d) + 4).
  * - A weight exp(s - max) is off by a factor 1 +- D; o is a quotient of two sums over n such weights, each a
  *   random walk of sqrt(n) u, rescaled and merged a few times:                 E = 2 D + u (sqrt(n) + 16).
- * - Some kernels round the weights of bf16 inputs to bf16, by w = 2^-8 (0 for others): V w more, w in the
- * mean square.
+ * - Some kernels round the weights of bf16 inputs to bf16, by w = 2^-8, and some those of fp16 inputs to
+ * fp16, by 2^-11 (0 for others): V w more, w in the mean square.
  * - o is rounded to its dtype with unit roundoff r (below fp16's normal range the step is fixed: 2^-25):
  *       |o - ref| <= V (E + w) + r |ref|,        |lse - ref| <= E + u (S + log n).
  * - The errors of a row's weights are independent, and so cancel in the mean square: it must keep to E in
@@ -34,7 +34,9 @@ double cli_weight_rounding(const attn_problem *p, const char *kernel)
     attn_verdict row = ATTN_INIT(attn_verdict);
     for (int64_t i = 0; kernel != NULL && attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
         if (strcmp(row.name, kernel) == 0) {
-            return row.rounds_weights && p->dtype == ATTN_BF16 ? 0x1p-8 : 0;
+            return row.rounds_weights >= 1 && p->dtype == ATTN_BF16  ? 0x1p-8
+                   : row.rounds_weights >= 2 && p->dtype == ATTN_F16 ? 0x1p-11
+                                                                     : 0;
         }
     }
     return 0;

@@ -18,8 +18,8 @@ typedef struct cli_tolerance {
     double lse;            /* |lse - ref| */
 } cli_tolerance;
 
-/* What the named kernel of the table rounds weights by, relative: 2^-8 or, mostly, 0.  NULL: another program.
- */
+/* What the named kernel of the table rounds weights by, relative: 2^-8, 2^-11 or, mostly, 0.  NULL: another
+ * program. */
 double cli_weight_rounding(const attn_problem *problem, const char *kernel);
 
 cli_tolerance cli_tolerance_of(const attn_problem *problem, const char *kernel, const cli_bounds *bounds,
