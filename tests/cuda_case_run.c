@@ -172,16 +172,12 @@ static void compare_row(finding *f, const case_tensor *x, case_row at, const dou
                         const case_tensor *before)
 {
     const int64_t dim = x->size[3];
-    bool finite = true;
-    for (int64_t d = 0; d < dim; d++) {
-        finite = finite && isfinite(want[d]);
-    }
     for (int64_t d = 0; d < dim; d++) {
         const double got = case_tensor_get(x, at.batch, at.head, at.token, d);
         const double old = before != NULL ? case_tensor_get(before, at.batch, at.head, at.token, d) : 0;
         const double sum = want[d] + old,
                      limit = tolerance + check_half_unit(x->dtype, fabs(sum) + tolerance);
-        const bool blind = want[d] == -INFINITY; /* an lse */
+        const bool blind = want[d] == -INFINITY, finite = isfinite(want[d]); /* blind: an lse */
         const bool right = blind ? got == want[d] : finite ? fabs(got - sum) <= limit : !isfinite(got);
         f->elements++;
         if (finite && isfinite(got)) {
