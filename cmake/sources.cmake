@@ -68,6 +68,7 @@ set(ATTN_ENGINE
     src/engine/scheduler.c
     src/engine/sequence.c
     src/engine/spool.c
+    src/engine/stage.c
     src/engine/tiler.c
     src/engine/worker.c)
 

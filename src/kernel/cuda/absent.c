@@ -54,6 +54,7 @@ ABSENT(attn_cuda_stream_create, int gpu, void **stream)
 ABSENT(attn_cuda_wait, int gpu, void *stream)
 ABSENT(attn_cuda_event_create, int gpu, void **event)
 ABSENT(attn_cuda_event_record, int gpu, void *event, void *stream)
+ABSENT(attn_cuda_event_wait, int gpu, void *event)
 ABSENT(attn_cuda_event_elapsed, int gpu, void *begin, void *end, double *seconds)
 
 void attn_cuda_free(int gpu, void *memory) {}

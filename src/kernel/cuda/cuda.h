@@ -34,6 +34,13 @@ attn_status attn__cuda_open(const attn__cuda_device **device, int ordinal);
 attn_status attn__cuda_alloc(void **memory, const attn__cuda_device *device, size_t bytes);
 void attn__cuda_free(void *memory, const attn__cuda_device *device);
 attn_status attn__cuda_wait(const attn__cuda_device *device, void *stream);
+/* The same where there is an error to tell already: says nothing. */
+void attn__cuda_settle(const attn__cuda_device *device, void *stream);
+/* What `stream` is given next begins after `event`. */
+attn_status attn__cuda_after(const attn__cuda_device *device, void *stream, void *event);
+/* Enqueues the identity of the merge: `count` zeros and behind them `rows` times -inf. */
+attn_status attn__cuda_identity(const attn__cuda_device *device, float *o, int64_t count, int64_t rows,
+                                void *stream);
 
 /* ---- a problem in device memory ---- */
 
