@@ -42,6 +42,19 @@ attn_status attn__cuda_wait(const attn__cuda_device *device, void *stream)
     return absent(0);
 }
 
+attn_status attn__cuda_after(const attn__cuda_device *device, void *stream, void *event)
+{
+    return absent(0);
+}
+
+attn_status attn__cuda_identity(const attn__cuda_device *device, float *o, int64_t count, int64_t rows,
+                                void *stream)
+{
+    return absent(0);
+}
+
+void attn__cuda_settle(const attn__cuda_device *device, void *stream) {}
+
 void attn__cuda_free(void *memory, const attn__cuda_device *device) {}
 
 ABSENT(attn_cuda_look, int gpu, attn_cuda_info *info)
