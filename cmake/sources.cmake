@@ -29,7 +29,7 @@ set(ATTN_KERNEL
     src/kernel/naive.c
     src/kernel/reference.c
     src/kernel/table.c
-    src/kernel/cuda/choose.c
+    src/kernel/cuda_choose.c
     src/kernel/cpu/flash_amx.c
     src/kernel/cpu/flash_avx2.c
     src/kernel/cpu/flash_avx512.c
@@ -39,7 +39,7 @@ set(ATTN_KERNEL
 
 # One of the two: with a CUDA compiler or without (cmake/cuda.cmake).
 set(ATTN_KERNEL_NO_CUDA
-    src/kernel/cuda/absent.c)
+    src/kernel/cuda_absent.c)
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
     src/kernel/cuda/images.c
