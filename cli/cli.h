@@ -137,8 +137,10 @@ typedef struct cli_common {
     int format;         /* cli_format */
     const char *output; /* NULL: stdout */
     int64_t threads;    /* 0: as many as OpenMP gives */
-    int color;          /* cli_when */
-    int progress;       /* cli_when */
+    int device;         /* attn_device */
+    int64_t gpu;
+    int color;    /* cli_when */
+    int progress; /* cli_when */
     bool help;
 } cli_common;
 
@@ -157,6 +159,16 @@ typedef struct cli_common {
     {                                                                                                        \
         .name = "threads", .kind = CLI_INT, CLI_TO(cli_common, threads), .argument = "N", .least = 1,        \
         .most = 65536, .fallback = "(one a core)", .help = "threads that compute"                            \
+    }
+#define CLI_OPTION_DEVICE                                                                                    \
+    {                                                                                                        \
+        .name = "device", .kind = CLI_CHOICE, CLI_TO(cli_common, device), .argument = "cpu|cuda",            \
+        .fallback = "cpu", .help = "where it is computed; cuda: an NVIDIA GPU of the Hopper generation"      \
+    }
+#define CLI_OPTION_GPU                                                                                       \
+    {                                                                                                        \
+        .name = "gpu", .kind = CLI_INT, CLI_TO(cli_common, gpu), .argument = "N", .most = 63,                \
+        .fallback = "0", .help = "which GPU, as CUDA counts them"                                            \
     }
 #define CLI_OPTION_COLOR                                                                                     \
     {                                                                                                        \

@@ -115,8 +115,8 @@ const cli_option run_options[] = {
      .argument = "BYTES",
      .fallback = "(none)",
      .least = 1,
-     .help = "limit of the whole process's memory, such as 2GiB; without --workers picks the smallest W that "
-             "fits"},
+     .help = "limit of the whole process's memory, such as 2GiB, or with --device cuda of the GPU's; without "
+             "--workers picks the smallest W that fits"},
     {.name = "interest-set",
      .kind = CLI_INTS,
      CLI_TO(run_args, interest_set),
@@ -149,6 +149,8 @@ const cli_option run_options[] = {
      .argument = "NAME",
      .fallback = "(the first that takes the problem)",
      .help = "a row of the kernel table; attn info lists them"},
+    CLI_OPTION_DEVICE,
+    CLI_OPTION_GPU,
     CLI_OPTION_THREADS,
     {.name = "spool",
      .kind = CLI_TEXT,
@@ -196,6 +198,8 @@ const cli_example run_examples[] = {
      "out of core, and it can be stopped"},
     {"attn run --random heads=4,tokens=30000,dim=64,causal --mem-limit 160MiB --verify-rows 64",
      "no files needed"},
+    {"attn run --q q.npy --k k.npy --v v.npy --out o.npy --device cuda --mem-limit 8GiB",
+     "on a GPU, of whose memory it takes 8 GiB at most"},
     {"attn run --q m.safetensors --k m.safetensors --v m.safetensors --out o.safetensors --lse lse.npy",
      "the tensors q, k and v of one file"},
     {NULL, NULL},

@@ -42,6 +42,12 @@ static char *name_spool(const run *r)
     return name;
 }
 
+/* Where --mem-limit is that of the GPU's memory, which the plan alone takes. */
+static bool on_gpu(const run *r)
+{
+    return r->args->common.device == ATTN_CUDA;
+}
+
 static attn_status create(run *r, const char *spool)
 {
     char key[128];
@@ -51,7 +57,11 @@ static attn_status create(run *r, const char *spool)
         .size = sizeof options,
         .workers = args->workers,
         .resident = args->resident,
-        .memory_limit = r->memory.limit > 0 ? r->memory.limit - r->memory.program : 0,
+        .memory_limit = on_gpu(r)             ? args->mem_limit
+                        : r->memory.limit > 0 ? r->memory.limit - r->memory.program
+                                              : 0,
+        .device = (attn_device)args->common.device,
+        .gpu = (int)args->common.gpu,
         .quorum = (attn_quorum)args->quorum,
         .rectangle = args->rectangle,
         .interest_set = args->interest_set.item,
@@ -96,7 +106,7 @@ static attn_status try_temporary_spool(run *r, attn_status status)
 int run_make_plan(run *r)
 {
     run_memory *m = &r->memory;
-    m->limit = r->args->mem_limit;
+    m->limit = on_gpu(r) ? 0 : r->args->mem_limit;
     m->program = cli_memory_program(r->args->common.threads);
     if (m->limit > 0 && m->limit <= m->program) {
         char limit[CLI_NUMBER], held[CLI_NUMBER];

@@ -57,7 +57,7 @@ static void print_plan(FILE *file, const run *r, const attn_summary *s)
     (void)r;
 }
 
-static void print_memory(FILE *file, const run *r)
+static void print_memory(FILE *file, const run *r, const attn_summary *s)
 {
     char predicted[CLI_NUMBER], measured[CLI_NUMBER], limit[CLI_NUMBER];
     const run_memory *m = &r->memory;
@@ -70,6 +70,14 @@ static void print_memory(FILE *file, const run *r)
                 m->measured > m->limit ? " EXCEEDED" : "");
     }
     fputc('\n', file);
+    if (s->device_memory > 0) {
+        fprintf(file, "  %-12s%s of GPU %lld's memory", "", cli_bytes(predicted, (double)s->device_memory),
+                (long long)r->args->common.gpu);
+        if (r->args->mem_limit > 0) {
+            fprintf(file, ", limit %s", cli_bytes(limit, (double)r->args->mem_limit));
+        }
+        fputc('\n', file);
+    }
 }
 
 static void print_times(FILE *file, const run *r)
@@ -130,7 +138,7 @@ static int print_text(FILE *file, const run *r)
     fprintf(file, "%s\n  %-12s%s\n", r->args->dry_run ? "Plan of a run" : "Run", "Problem", problem);
     print_inputs(file, r);
     print_plan(file, r, &summary);
-    print_memory(file, r);
+    print_memory(file, r, &summary);
     if (!r->args->dry_run) {
         print_times(file, r);
         print_outputs(file, r);
@@ -193,6 +201,10 @@ static void json_memory(cli_json *json, const run *r)
     if (m->measured > 0) {
         cli_json_int(json, "measured_peak_bytes", m->measured);
         cli_json_bool(json, "kept", m->limit == 0 || m->measured <= m->limit);
+    }
+    attn_summary summary = ATTN_INIT(attn_summary);
+    if (r->args->common.device == ATTN_CUDA && attn_plan_summary(r->plan, &summary) == ATTN_OK) {
+        cli_json_int(json, "device_bytes", summary.device_memory);
     }
     cli_json_end(json);
 }

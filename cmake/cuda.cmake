@@ -9,7 +9,7 @@ set_property(CACHE ATTN_WITH_CUDA PROPERTY STRINGS AUTO ON OFF)
 
 set(ATTN_CUDA_MISSING "")
 if(ATTN_WITH_CUDA STREQUAL "OFF")
-    set(ATTN_CUDA_MISSING "off")
+    set(ATTN_CUDA_MISSING "not wanted")
 else()
     find_program(ATTN_NVCC nvcc PATHS $ENV{CUDA_HOME}/bin /usr/local/cuda/bin)
     mark_as_advanced(ATTN_NVCC)

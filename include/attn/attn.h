@@ -299,7 +299,8 @@ typedef struct attn_options {
     size_t size;          /* sizeof(attn_options) */
     int64_t workers;      /* W; 0: 1, or with memory_limit the smallest W that fits */
     int64_t resident;     /* workers that compute at once, at most W; 0: 1 */
-    int64_t memory_limit; /* bytes that the workspace may take; 0: no limit */
+    int64_t memory_limit; /* bytes that the workspace may take, of the GPU's memory with device CUDA; 0: no
+                             limit (nine tenths of what the GPU has free) */
     attn_quorum quorum;
     int64_t rectangle;           /* a = |A| of a rectangular quorum; 0: the a that moves the fewest bytes */
     const int64_t *interest_set; /* one's own set (copied); NULL: the best known */

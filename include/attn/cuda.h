@@ -56,10 +56,12 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_cuda_stream_create(int gpu, void **str
 ATTN_API void attn_cuda_stream_destroy(int gpu, void *stream);
 ATTN_API ATTN_MUST_CHECK attn_status attn_cuda_wait(int gpu, void *stream);
 
-/* Marks on a stream: elapsed waits for `end` and gives the seconds that the GPU took between the two. */
+/* Marks on a stream.  wait: until the GPU has come there; elapsed waits for `end` and gives the seconds that
+ * it took between the two. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_cuda_event_create(int gpu, void **event);
 ATTN_API void attn_cuda_event_destroy(int gpu, void *event);
 ATTN_API ATTN_MUST_CHECK attn_status attn_cuda_event_record(int gpu, void *event, void *stream);
+ATTN_API ATTN_MUST_CHECK attn_status attn_cuda_event_wait(int gpu, void *event);
 ATTN_API ATTN_MUST_CHECK attn_status attn_cuda_event_elapsed(int gpu, void *begin, void *end,
                                                              double *seconds);
 

@@ -18,9 +18,8 @@ const char *attn_device_name(attn_device device)
     return "?";
 }
 
-static attn__cuda_call call_of(const attn_plan *plan, const attn_options *options)
+attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *options)
 {
-    const attn_problem *p = &plan->problem;
     const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
     return (attn__cuda_call){
         .dtype = p->dtype,
@@ -66,8 +65,6 @@ static attn_status check_options(const attn_options *o)
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
 {
     ATTN__TRY(check_options(options));
-    ATTN__TRY(attn__cuda_open(&plan->gpu, options->gpu));
-    plan->call = call_of(plan, options);
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
     const attn__cuda_kernel *k = plan->cuda;
     const size_t bytes =

@@ -15,7 +15,7 @@
  *   backward.c   one execute of the gradients; ranges.c: its items
  *   reference.c  the fp64 reference over a problem; reference_backward.c: of its gradients
  *   peak.c       what the machine's multiply-adds reach at most
- *   device.c     plans and executes in the memory of a GPU
+ *   device.c     plans and executes in the memory of a GPU; stage.c: of inputs outside of it
  */
 #ifndef ATTN_ENGINE_H
 #define ATTN_ENGINE_H
@@ -39,7 +39,8 @@ typedef struct attn__space {
     int64_t lists;   /* per resident worker: pairs and held groups; direct and backward: items by sequence */
     int64_t thread;  /* per kernel thread: scratch, spans, a tile of results */
     int64_t worker;  /* one resident worker: the above, for all its threads */
-    int64_t tiler;   /* accumulators (memory) or fold buffers (spool), and turns */
+    int64_t device, pinned; /* of a GPU's plan with inputs outside its memory: owned by the plan */
+    int64_t tiler;          /* accumulators (memory) or fold buffers (spool), and turns */
     int64_t total;
 } attn__space;
 
@@ -55,6 +56,7 @@ struct attn_plan {
     const attn__cuda_device *gpu;  /* NULL on the CPU */
     const attn__cuda_kernel *cuda; /* likewise */
     attn__cuda_call call;          /* what is known of it before the pointers are */
+    struct attn__stage *stage;     /* of inputs outside the GPU\'s memory; else NULL */
     int64_t tile_q;                /* query rows of a call */
     int64_t resident;
     int threads; /* of each resident worker */
@@ -251,9 +253,26 @@ attn_status attn__gradients_open(attn_gradients *io, attn__sequences *sequences,
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options);
 attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void *workspace);
 attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *io, void *workspace);
+/* What a call says of the problem; its pointers are yet to come. */
+attn__cuda_call attn__device_call(const attn_problem *problem, const attn_options *options);
 /* A plan's workspace, for the calls that plan and execute at once; free waits until `stream` is done. */
 attn_status attn__device_alloc(void **workspace, const attn_plan *plan);
 attn_status attn__device_free(void *workspace, const attn_plan *plan, void *stream);
+
+/* ---- stage.c ---- */
+
+typedef struct attn__stage attn__stage;
+
+/* Chooses the kernel and sizes everything up, for so many workers and quorums of size_q and size_kv groups.
+ */
+attn_status attn__stage_plan(attn_plan *plan, const char *kernel, int64_t workers, int64_t size_q,
+                             int64_t size_kv);
+/* Takes the memory, streams and events of a plan, or gives them back, also those of an open that failed. */
+attn_status attn__stage_open(attn_plan *plan);
+void attn__stage_close(attn_plan *plan);
+/* Around an execute.  finish waits for the GPU; returns the first failure, `status` or its own. */
+attn_status attn__stage_begin(const attn_plan *plan);
+attn_status attn__stage_finish(const attn_plan *plan, attn_status status);
 
 /* ---- worker.c ---- */
 

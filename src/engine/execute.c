@@ -183,7 +183,7 @@ attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspa
 {
     attn__run run;
     attn__memory_io memory;
-    if (plan != NULL && plan->gpu != NULL && !plan->backward) {
+    if (plan != NULL && plan->gpu != NULL && plan->in_memory && !plan->backward) {
         return attn__device_forward(plan, io, workspace);
     }
     if (plan == NULL || workspace == NULL) {
@@ -198,7 +198,11 @@ attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspa
     ATTN__TRY(attn__run_open(&run, plan, workspace));
     run.io = &memory;
     run.local = (attn__local){.source = &memory.source, .deliver = attn__tiler_deliver, .data = &run};
-    attn_status status = execute(&run);
+    attn_status status = plan->stage != NULL ? attn__stage_begin(plan) : ATTN_OK;
+    if (status == ATTN_OK) {
+        status = execute(&run);
+        status = plan->stage != NULL ? attn__stage_finish(plan, status) : status;
+    }
     attn__spool_close(&run);
     attn__run_close(&run);
     return status;
@@ -206,7 +210,7 @@ attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspa
 
 attn_status attn__workspace_open(void **workspace, const attn_plan *plan)
 {
-    if (plan->gpu != NULL) {
+    if (plan->gpu != NULL && plan->in_memory) {
         return attn__device_alloc(workspace, plan);
     }
     *workspace = attn__alloc(attn_plan_workspace(plan));
@@ -215,7 +219,7 @@ attn_status attn__workspace_open(void **workspace, const attn_plan *plan)
 
 attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *stream, attn_status status)
 {
-    if (plan->gpu != NULL) {
+    if (plan->gpu != NULL && plan->in_memory) {
         attn_status waited = attn__device_free(workspace, plan, stream);
         return status != ATTN_OK ? status : waited;
     }

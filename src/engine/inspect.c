@@ -172,9 +172,10 @@ attn_status attn_plan_summary(const attn_plan *plan, attn_summary *summary)
         .kernel = attn__plan_kernel(plan),
         .spooled = plan->spooled,
         .workspace = space->total,
-        .workspace_gather = plan->resident * space->gather,
-        .workspace_partial = plan->resident * space->partial + space->tiler,
-        .workspace_kernel = plan->resident * plan->threads * space->thread,
+        .workspace_gather = plan->stage != NULL ? 0 : plan->resident * space->gather,
+        .workspace_partial = (plan->stage != NULL ? 0 : plan->resident * space->partial) + space->tiler,
+        .workspace_kernel = plan->stage != NULL ? 0 : plan->resident * plan->threads * space->thread,
+        .device_memory = space->device,
     };
     ATTN__TRY(summarize_tokens(plan, &s));
     if (plan->layout.workers <= ATTN__COUNTED) {

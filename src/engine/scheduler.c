@@ -9,6 +9,7 @@
 #include <limits.h>
 #include <string.h>
 
+#include "attn/cuda.h"
 #include "engine/engine.h"
 
 /* The largest W that a memory limit is answered with: beyond it tasks are too small to be worth their files.
@@ -112,10 +113,14 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
                            int64_t size_kv)
 {
     plan->layout.workers = workers;
-    if (options->device == ATTN_CUDA) {
+    if (plan->gpu != NULL && plan->in_memory) {
         return attn__device_plan(plan, options);
     }
-    plan->direct = workers == 1 && !plan->spooled && !plan->backward;
+    if (plan->gpu != NULL) {
+        share_threads(plan, options, workers);
+        return attn__stage_plan(plan, options->kernel, workers, size_q, size_kv);
+    }
+    plan->direct = workers == 1 && !plan->spooled && !plan->backward && plan->gpu == NULL;
     share_threads(plan, options, workers);
     ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
     shorten_tiles(plan);
@@ -125,7 +130,8 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
 
 static bool fits(const attn_plan *plan, int64_t limit)
 {
-    return plan->space.total <= (limit == 0 ? SPACE_MAX : limit);
+    const int64_t bytes = plan->gpu != NULL ? plan->space.device : plan->space.total;
+    return bytes <= (limit == 0 ? SPACE_MAX : limit);
 }
 
 static attn_status over_limit(const attn_plan *plan, int64_t limit)
@@ -136,6 +142,13 @@ static attn_status over_limit(const attn_plan *plan, int64_t limit)
             "the gradients need %lld bytes of workspace, the limit leaves %lld; use fewer threads "
             "or a larger limit",
             (long long)plan->space.total, (long long)limit);
+    }
+    if (plan->gpu != NULL) {
+        return attn__fail(
+            ATTN_ELIMIT,
+            "W = %lld needs %lld bytes of the GPU's memory, the limit leaves %lld; use more workers, fewer "
+            "resident ones, or a larger limit",
+            (long long)plan->layout.workers, (long long)plan->space.device, (long long)limit);
     }
     return attn__fail(
         ATTN_ELIMIT,
@@ -161,16 +174,18 @@ static attn_status search_workers(attn_plan *plan, const attn_options *options)
         if (status == ATTN_OK && fits(plan, options->memory_limit)) {
             return ATTN_OK;
         }
-        if (plan->space.total < least_bytes) {
-            least_bytes = plan->space.total;
+        const int64_t bytes = plan->gpu != NULL ? plan->space.device : plan->space.total;
+        if (bytes < least_bytes) {
+            least_bytes = bytes;
             least_workers = w;
         }
     }
     return attn__fail(
         ATTN_ELIMIT,
-        "no number of workers fits into %lld bytes of workspace; the least is %lld bytes with W = %lld%s",
-        (long long)options->memory_limit, (long long)least_bytes, (long long)least_workers,
-        plan->spooled ? "" : "; with a spool folder it is less");
+        "no number of workers fits into %lld bytes of %s; the least is %lld bytes with W = %lld%s",
+        (long long)options->memory_limit, plan->gpu != NULL ? "the GPU's memory" : "workspace",
+        (long long)least_bytes, (long long)least_workers,
+        plan->spooled || plan->gpu != NULL ? "" : "; with a spool folder it is less");
 }
 
 /* ---- quorums ---- */
@@ -351,6 +366,23 @@ static attn_status name_spool(attn_plan *plan, const attn_options *options)
     return ATTN_OK;
 }
 
+/* Without a limit, what the GPU has free, but for a tenth that others may want. */
+static attn_status open_gpu(attn_plan *plan, attn_options *options)
+{
+    attn_cuda_info info = ATTN_INIT(attn_cuda_info);
+    if (options->sms < 0) {
+        return attn__fail(ATTN_EINVAL, "sms is %d; it is the most multiprocessors to use, or 0 for all",
+                          options->sms);
+    }
+    ATTN__TRY(attn__cuda_open(&plan->gpu, options->gpu));
+    ATTN__TRY(attn_cuda_look(options->gpu, &info));
+    plan->call = attn__device_call(&plan->problem, options);
+    if (options->memory_limit == 0 && !plan->in_memory) {
+        options->memory_limit = (int64_t)(info.memory_free / 10 * 9);
+    }
+    return ATTN_OK;
+}
+
 static attn_status create(attn_plan *plan, const attn_problem *problem, const attn_options *options)
 {
     if (problem == NULL) {
@@ -366,8 +398,13 @@ static attn_status create(attn_plan *plan, const attn_problem *problem, const at
     plan->spooled = options->spool != NULL;
     plan->event = options->event;
     plan->event_data = options->event_data;
-    ATTN__TRY(settle(plan, options));
-    return name_spool(plan, options);
+    attn_options o = *options;
+    if (o.device == ATTN_CUDA) {
+        ATTN__TRY(open_gpu(plan, &o));
+    }
+    ATTN__TRY(settle(plan, &o));
+    ATTN__TRY(name_spool(plan, &o));
+    return plan->gpu != NULL && !plan->in_memory ? attn__stage_open(plan) : ATTN_OK;
 }
 
 attn_status attn_plan_create(attn_plan **plan, const attn_problem *problem, const attn_options *options)
@@ -391,6 +428,7 @@ attn_status attn_plan_create(attn_plan **plan, const attn_problem *problem, cons
 void attn_plan_destroy(attn_plan *plan)
 {
     if (plan != NULL) {
+        attn__stage_close(plan);
         unbuild(plan);
         attn__cover_free(&plan->cover);
         attn__free(plan->spool);

@@ -4,52 +4,33 @@
  * query group, hand it over.  It talks to its attn_comm only; a worker on another machine would run the same
  * lines.
  *
+ * With inputs that a GPU must be given (stage.c) gathering and computing are its part.
+ *
  * The key and value groups of the quorum stay in the arena for all of the rank's query groups; query groups
  * come one at a time.  The arena keeps, for each (batch, head), the rows of all held groups one after another
  * in ascending order, so that neighbouring groups are one span for the kernel.
  */
 #include <string.h>
 
-#include "engine/engine.h"
-
-/* Where things are in this worker's part of the workspace. */
-typedef struct worker {
-    attn__run *run;
-    attn_comm comm;
-    attn_pair *pairs;
-    int64_t pair_count;
-    int64_t *groups; /* query groups of the quorum, ascending */
-    int64_t *held;   /* key groups that some pair needs, ascending */
-    int64_t *offset; /* of each held group: first row in the arena */
-    int64_t held_count, held_rows;
-    char *k, *v, *q; /* the arena, NULL in memory */
-    float *o, *lse;  /* the partial */
-    char *threads;
-} worker;
-
-/* One kernel call's surroundings: rows [first, first+count) against the pairs that reach them. */
-typedef struct piece {
-    int64_t group, group_first, group_count;
-    const attn_pair *pairs;
-    int64_t pair_count;
-    int64_t first, count;
-    int part; /* pairs of the other half do not reach these rows */
-} piece;
+#include "engine/worker.h"
 
 /* ---- set up ---- */
 
-static void lay_out(worker *w, attn__run *run, int64_t rank, int64_t slot)
+static void lay_out(attn__rank_work *w, attn__run *run, int64_t rank, int64_t slot)
 {
     const attn_plan *plan = run->plan;
     const attn__space *s = &plan->space;
     attn__bytes bytes = attn__problem_bytes(&plan->problem);
     char *at = run->workspace + slot * s->worker;
-    *w = (worker){.run = run};
+    *w = (attn__rank_work){.run = run, .slot = slot};
     w->comm = attn__local_comm(&run->local, rank, plan->layout.workers);
     w->pairs = attn__take(&at, 2 * plan->layout.workers * (int64_t)sizeof(attn_pair));
     w->groups = attn__take(&at, (plan->set_q_size + 2 * plan->set_kv_size) * (int64_t)sizeof(int64_t));
     w->held = w->groups + plan->set_q_size;
     w->offset = w->held + plan->set_kv_size;
+    if (plan->stage != NULL) {
+        return;
+    }
     if (!plan->in_memory) {
         w->k = attn__take(&at, s->kv_rows * bytes.k);
         w->v = attn__take(&at, s->kv_rows * bytes.v);
@@ -71,7 +52,7 @@ static void sort(int64_t *list, int64_t count)
 }
 
 /* Task list and material list. */
-static void list_tasks(worker *w)
+static void list_tasks(attn__rank_work *w)
 {
     const attn_plan *plan = w->run->plan;
     int64_t workers = plan->layout.workers;
@@ -103,7 +84,7 @@ static void list_tasks(worker *w)
 /* ---- gather ---- */
 
 /* One group of one operand, all batches, into rows from `row` of an array of `rows` rows a plane. */
-static attn_status get_group(worker *w, attn_operand operand, int64_t group, char *dst, int64_t row,
+static attn_status get_group(attn__rank_work *w, attn_operand operand, int64_t group, char *dst, int64_t row,
                              int64_t rows)
 {
     const attn_plan *plan = w->run->plan;
@@ -127,7 +108,7 @@ static attn_status get_group(worker *w, attn_operand operand, int64_t group, cha
     return ATTN_OK;
 }
 
-static attn_status tell_gather(worker *w, int64_t group, double begin, int64_t bytes)
+attn_status attn__worker_gathered(attn__rank_work *w, int64_t group, double begin, int64_t bytes)
 {
     return attn__run_event(
         w->run,
@@ -135,7 +116,7 @@ static attn_status tell_gather(worker *w, int64_t group, double begin, int64_t b
             .step = ATTN_STEP_GATHER, .rank = w->comm.rank, .group = group, .begin = begin, .bytes = bytes});
 }
 
-static attn_status gather_keys(worker *w)
+static attn_status gather_keys(attn__rank_work *w)
 {
     attn__bytes bytes = attn__problem_bytes(&w->run->plan->problem);
     double begin = attn__now();
@@ -146,17 +127,17 @@ static attn_status gather_keys(worker *w)
         ATTN__TRY(get_group(w, ATTN_K, w->held[i], w->k, w->offset[i], w->held_rows));
         ATTN__TRY(get_group(w, ATTN_V, w->held[i], w->v, w->offset[i], w->held_rows));
     }
-    return tell_gather(w, -1, begin, w->held_rows * (bytes.k + bytes.v));
+    return attn__worker_gathered(w, -1, begin, w->held_rows * (bytes.k + bytes.v));
 }
 
-static attn_status gather_queries(worker *w, int64_t group, int64_t count)
+static attn_status gather_queries(attn__rank_work *w, int64_t group, int64_t count)
 {
     double begin = attn__now();
     if (w->q == NULL) {
         return ATTN_OK;
     }
     ATTN__TRY(get_group(w, ATTN_Q, group, w->q, 0, count));
-    return tell_gather(w, group, begin, count * attn__problem_bytes(&w->run->plan->problem).q);
+    return attn__worker_gathered(w, group, begin, count * attn__problem_bytes(&w->run->plan->problem).q);
 }
 
 /* ---- compute ---- */
@@ -167,7 +148,7 @@ typedef struct view {
     int64_t token, dim;
 } view;
 
-static view look(const worker *w, attn_operand operand, const char *arena, int64_t rows, int64_t row,
+static view look(const attn__rank_work *w, attn_operand operand, const char *arena, int64_t rows, int64_t row,
                  int64_t position, int64_t batch, int64_t head)
 {
     const attn_problem *p = &w->run->plan->problem;
@@ -182,7 +163,8 @@ static view look(const worker *w, attn_operand operand, const char *arena, int64
 }
 
 /* The spans of a piece for one (batch, kv head): neighbouring groups become one. */
-static int64_t list_spans(const worker *w, const piece *t, int64_t batch, int64_t head, attn__span *spans)
+static int64_t list_spans(const attn__rank_work *w, const attn__piece *t, int64_t batch, int64_t head,
+                          attn__span *spans)
 {
     const attn_plan *plan = w->run->plan;
     int64_t count = 0, tokens = plan->problem.tokens_kv, at = 0;
@@ -208,7 +190,7 @@ static int64_t list_spans(const worker *w, const piece *t, int64_t batch, int64_
 }
 
 /* Tile `tile` of the piece for one (batch, head): one kernel call. */
-static void compute_tile(const worker *w, const piece *t, int64_t plane, int64_t tile)
+static void compute_tile(const attn__rank_work *w, const attn__piece *t, int64_t plane, int64_t tile)
 {
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
@@ -239,7 +221,7 @@ static void compute_tile(const worker *w, const piece *t, int64_t plane, int64_t
     plan->kernel->forward(&block, scratch);
 }
 
-static int64_t piece_cells(const worker *w, const piece *t)
+static int64_t piece_cells(const attn__rank_work *w, const attn__piece *t)
 {
     const attn_plan *plan = w->run->plan;
     int64_t cells = 0, tokens = plan->problem.tokens_kv;
@@ -254,7 +236,7 @@ static int64_t piece_cells(const worker *w, const piece *t)
     return cells;
 }
 
-static attn_status compute_piece(worker *w, const piece *t)
+static attn_status compute_piece(attn__rank_work *w, const attn__piece *t)
 {
     const attn_plan *plan = w->run->plan;
     int64_t tiles = attn__ceil_div(t->count, plan->tile_q);
@@ -286,30 +268,34 @@ static attn_status compute_piece(worker *w, const piece *t)
 
 /* ---- one query group ---- */
 
-static attn_status hand_over(worker *w, const piece *t)
+attn_status attn__worker_hand_over(attn__rank_work *w, const attn__piece *t, float *o, float *lse)
 {
-    attn_partial partial = {w->comm.rank, t->group, t->group_first, t->group_count, w->o, w->lse};
+    attn_partial partial = {w->comm.rank, t->group, t->group_first, t->group_count, o, lse};
     void *ticket;
     ATTN__TRY(w->comm.ops->put_begin(&w->comm, &partial, &ticket));
     return w->comm.ops->put_wait(&w->comm, ticket);
 }
 
 /* Two pieces where a half-difference pair reaches only half of the rows, one piece otherwise. */
-static attn_status compute_group(worker *w, piece t)
+static attn_status compute_group(attn__rank_work *w, attn__piece t)
 {
     bool halved = false;
     for (int64_t i = 0; i < t.pair_count; i++) {
         halved = halved || t.pairs[i].part != 0;
+    }
+    if (!w->gathered) {
+        ATTN__TRY(gather_keys(w));
+        w->gathered = true;
     }
     ATTN__TRY(gather_queries(w, t.group, t.group_count));
     const attn_problem *p = &w->run->plan->problem; /* lse behind o, both dense for this group's rows */
     w->lse = w->o + p->batch * p->heads_q * t.group_count * p->dim_v;
     if (!halved) {
         ATTN__TRY(compute_piece(w, &t));
-        return hand_over(w, &t);
+        return attn__worker_hand_over(w, &t, w->o, w->lse);
     }
     int64_t cut = t.group_count / 2;
-    piece lower = t, upper = t;
+    attn__piece lower = t, upper = t;
     lower.part = 1;
     lower.count = cut;
     upper.part = 2;
@@ -317,11 +303,21 @@ static attn_status compute_group(worker *w, piece t)
     upper.count -= cut;
     ATTN__TRY(compute_piece(w, &lower));
     ATTN__TRY(compute_piece(w, &upper));
-    return hand_over(w, &t);
+    return attn__worker_hand_over(w, &t, w->o, w->lse);
+}
+
+int64_t attn__pairs_cells(const attn_plan *plan, const attn__piece *t)
+{
+    int64_t cells = 0;
+    for (int64_t i = 0; i < t->pair_count; i++) {
+        attn__block_rows rows = attn__schedule_rows(plan->schedule, t->pairs[i]);
+        cells += attn__band_cells(plan->band, rows.q_first, rows.q_count, rows.kv_first, rows.kv_count);
+    }
+    return cells;
 }
 
 /* Taken over from the spool? */
-static attn_status find_done(worker *w, const piece *t, int64_t a, bool *done)
+static attn_status find_done(attn__rank_work *w, const attn__piece *t, int64_t a, bool *done)
 {
     attn__run *run = w->run;
     *done = false;
@@ -335,22 +331,17 @@ static attn_status find_done(worker *w, const piece *t, int64_t a, bool *done)
     if (!*done) {
         return ATTN_OK;
     }
-    int64_t cells = 0;
-    for (int64_t i = 0; i < t->pair_count; i++) {
-        attn__block_rows rows = attn__schedule_rows(run->plan->schedule, t->pairs[i]);
-        cells += attn__band_cells(run->plan->band, rows.q_first, rows.q_count, rows.kv_first, rows.kv_count);
-    }
     return attn__run_event(
         run, (attn_event){.step = ATTN_STEP_RESUME,
                           .rank = rank,
                           .group = t->group,
                           .begin = begin,
-                          .cells = cells,
+                          .cells = attn__pairs_cells(run->plan, t),
                           .bytes = t->group_count * attn__problem_bytes(&run->plan->problem).o});
 }
 
 /* Which offset of A makes `group` out of this rank. */
-static int64_t offset_of(const worker *w, int64_t group)
+static int64_t offset_of(const attn__rank_work *w, int64_t group)
 {
     const attn_plan *plan = w->run->plan;
     int64_t a = 0, want = attn__mod(group - w->comm.rank, plan->layout.workers);
@@ -363,8 +354,7 @@ static int64_t offset_of(const worker *w, int64_t group)
 attn_status attn__worker(attn__run *run, int64_t rank, int64_t slot)
 {
     const attn_plan *plan = run->plan;
-    worker w;
-    bool gathered = false;
+    attn__rank_work w;
     lay_out(&w, run, rank, slot);
     list_tasks(&w);
     int64_t at = 0;
@@ -373,7 +363,7 @@ attn_status attn__worker(attn__run *run, int64_t rank, int64_t slot)
         while (at < w.pair_count && w.pairs[at].q == group) {
             at++;
         }
-        piece t = {.group = group, .pairs = w.pairs + from, .pair_count = at - from};
+        attn__piece t = {.group = group, .pairs = w.pairs + from, .pair_count = at - from};
         t.group_first = t.first = attn__group_first(plan->problem.tokens_q, plan->layout.workers, group);
         t.group_count = t.count = attn__group_count(plan->problem.tokens_q, plan->layout.workers, group);
         if (t.pair_count == 0) {
@@ -385,11 +375,7 @@ attn_status attn__worker(attn__run *run, int64_t rank, int64_t slot)
         if (done) {
             continue;
         }
-        if (!gathered) {
-            ATTN__TRY(gather_keys(&w));
-            gathered = true;
-        }
-        ATTN__TRY(compute_group(&w, t));
+        ATTN__TRY(plan->stage != NULL ? attn__stage_group(&w, &t) : compute_group(&w, t));
     }
-    return ATTN_OK;
+    return plan->stage != NULL ? attn__stage_end(&w) : ATTN_OK;
 }

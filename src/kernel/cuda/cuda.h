@@ -34,6 +34,13 @@ attn_status attn__cuda_open(const attn__cuda_device **device, int ordinal);
 attn_status attn__cuda_alloc(void **memory, const attn__cuda_device *device, size_t bytes);
 void attn__cuda_free(void *memory, const attn__cuda_device *device);
 attn_status attn__cuda_wait(const attn__cuda_device *device, void *stream);
+/* The same where there is an error to tell already: says nothing. */
+void attn__cuda_settle(const attn__cuda_device *device, void *stream);
+/* What `stream` is given next begins after `event`. */
+attn_status attn__cuda_after(const attn__cuda_device *device, void *stream, void *event);
+/* Enqueues the identity of the merge: `count` zeros and behind them `rows` times -inf. */
+attn_status attn__cuda_identity(const attn__cuda_device *device, float *o, int64_t count, int64_t rows,
+                                void *stream);
 
 /* ---- a problem in device memory ---- */
 
@@ -105,7 +112,7 @@ typedef struct attn__cuda_kernel {
 /* The one ordered table, best first (table.c); ends with a NULL entry. */
 extern const attn__cuda_kernel *const attn__cuda_kernels[];
 
-/* ---- the choice (choose.c): as of the CPU's kernels, kernel.h ---- */
+/* ---- the choice (../cuda_choose.c): as of the CPU's kernels, kernel.h ---- */
 
 /* Why `kernel` does not take `call`, or NULL if it does. */
 const char *attn__cuda_refusal(const attn__cuda_kernel *kernel, const attn__cuda_call *call, bool backward);

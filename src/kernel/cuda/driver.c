@@ -242,3 +242,33 @@ attn_status attn__cuda_wait(const attn__cuda_device *device, void *stream)
     attn__cuda_leave();
     return attn__cuda_check(result, "cuStreamSynchronize");
 }
+
+void attn__cuda_settle(const attn__cuda_device *device, void *stream)
+{
+    if (stream != NULL && attn__cuda.context_push((CUcontext)device->context) == CUDA_SUCCESS) {
+        (void)attn__cuda.stream_wait((CUstream)stream);
+        attn__cuda_leave();
+    }
+}
+
+attn_status attn__cuda_after(const attn__cuda_device *device, void *stream, void *event)
+{
+    ATTN__TRY(attn__cuda_enter(device));
+    CUresult result = attn__cuda.stream_wait_event((CUstream)stream, (CUevent)event, CU_EVENT_WAIT_DEFAULT);
+    attn__cuda_leave();
+    return attn__cuda_check(result, "cuStreamWaitEvent");
+}
+
+attn_status attn__cuda_identity(const attn__cuda_device *device, float *o, int64_t count, int64_t rows,
+                                void *stream)
+{
+    const unsigned minus_infinity = 0xff800000u;
+    const CUdeviceptr zeros = (CUdeviceptr)(uintptr_t)o, lse = (CUdeviceptr)(uintptr_t)(o + count);
+    ATTN__TRY(attn__cuda_enter(device));
+    CUresult result = attn__cuda.memset_words_async(zeros, 0, (size_t)count, (CUstream)stream);
+    if (result == CUDA_SUCCESS) {
+        result = attn__cuda.memset_words_async(lse, minus_infinity, (size_t)rows, (CUstream)stream);
+    }
+    attn__cuda_leave();
+    return attn__cuda_check(result, "cuMemsetD32Async");
+}

@@ -30,6 +30,7 @@
     X(function_set, cuFuncSetAttribute)                                                                      \
     X(launch, cuLaunchKernelEx)                                                                              \
     X(memset_async, cuMemsetD8Async)                                                                         \
+    X(memset_words_async, cuMemsetD32Async)                                                                  \
     X(tensor_map, cuTensorMapEncodeTiled)                                                                    \
     X(memory_alloc, cuMemAlloc)                                                                              \
     X(memory_free, cuMemFree)                                                                                \
@@ -37,8 +38,6 @@
     X(host_alloc, cuMemAllocHost)                                                                            \
     X(host_free, cuMemFreeHost)                                                                              \
     X(copy, cuMemcpyAsync)                                                                                   \
-    X(copy_2d, cuMemcpy2DAsync)                                                                              \
-    X(copy_3d, cuMemcpy3DAsync)                                                                              \
     X(stream_create, cuStreamCreate)                                                                         \
     X(stream_destroy, cuStreamDestroy)                                                                       \
     X(stream_wait, cuStreamSynchronize)                                                                      \

@@ -153,7 +153,7 @@ static attn_status elapsed(int gpu, void *begin, void *end, float *milliseconds)
     ON_GPU(gpu, attn__cuda.event_time(milliseconds, (CUevent)begin, (CUevent)end), "cuEventElapsedTime");
 }
 
-static attn_status wait_event(int gpu, void *event)
+attn_status attn_cuda_event_wait(int gpu, void *event)
 {
     ON_GPU(gpu, attn__cuda.event_wait((CUevent)event), "cuEventSynchronize");
 }
@@ -161,7 +161,7 @@ static attn_status wait_event(int gpu, void *event)
 attn_status attn_cuda_event_elapsed(int gpu, void *begin, void *end, double *seconds)
 {
     float milliseconds = 0;
-    ATTN__TRY(wait_event(gpu, end));
+    ATTN__TRY(attn_cuda_event_wait(gpu, end));
     ATTN__TRY(elapsed(gpu, begin, end, &milliseconds));
     *seconds = (double)milliseconds / 1000;
     return ATTN_OK;

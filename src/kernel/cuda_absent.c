@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * absent.c - in place of the CUDA kernels, and of all of include/attn/cuda.h, where the library is built
+ * cuda_absent.c - in place of the CUDA kernels, and of all of include/attn/cuda.h, where the library is built
  * without CUDA's compiler.
  */
 #include <stddef.h>
@@ -42,6 +42,19 @@ attn_status attn__cuda_wait(const attn__cuda_device *device, void *stream)
     return absent(0);
 }
 
+attn_status attn__cuda_after(const attn__cuda_device *device, void *stream, void *event)
+{
+    return absent(0);
+}
+
+attn_status attn__cuda_identity(const attn__cuda_device *device, float *o, int64_t count, int64_t rows,
+                                void *stream)
+{
+    return absent(0);
+}
+
+void attn__cuda_settle(const attn__cuda_device *device, void *stream) {}
+
 void attn__cuda_free(void *memory, const attn__cuda_device *device) {}
 
 ABSENT(attn_cuda_look, int gpu, attn_cuda_info *info)
@@ -54,6 +67,7 @@ ABSENT(attn_cuda_stream_create, int gpu, void **stream)
 ABSENT(attn_cuda_wait, int gpu, void *stream)
 ABSENT(attn_cuda_event_create, int gpu, void **event)
 ABSENT(attn_cuda_event_record, int gpu, void *event, void *stream)
+ABSENT(attn_cuda_event_wait, int gpu, void *event)
 ABSENT(attn_cuda_event_elapsed, int gpu, void *begin, void *end, double *seconds)
 
 void attn_cuda_free(int gpu, void *memory) {}
