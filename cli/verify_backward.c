@@ -64,8 +64,8 @@ static limits limits_of(const cli_slopes *s)
     double n = (double)p->tokens_kv, m = group * (double)p->tokens_q;
     double cells = attn_problem_flops(p) / (2.0 * (double)((p->dim_qk + p->dim_v) * p->batch * p->heads_q));
     double r = p->dtype_out == ATTN_F16 ? 0x1p-11 : p->dtype_out == ATTN_BF16 ? 0x1p-8 : u;
-    double w = cli_weight_rounding(p, s->kernel);
     double scale = fabs(p->scale), scores = scale * eq.row * ek.row, b = ev.row * ed.row;
+    double w = s->rounds_scores ? cli_score_rounding(p, scores) : cli_weight_rounding(p, s->kernel);
     double e = u * (scores * (sqrt((double)p->dim_qk) + 4) + 3 * (scores + log(n)) + 4);
     double g = 2 * e + u * (sqrt((double)p->dim_v) + 6) + r + 2 * w; /* of b */
     double usual = sqrt((double)p->dim_v) * ev.rms * ed.rms, sum_n = u * (sqrt(n) + 3),
