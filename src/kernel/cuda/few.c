@@ -109,10 +109,15 @@ static const char *declines(const attn__cuda_call *call, bool backward)
 
 /* ---- workspace ---- */
 
-/* Where its three arrays begin, in bytes, and its size. */
+/* Where its arrays after the first begin, in bytes, and its size. */
 typedef struct room {
-    size_t stats, parts, size;
+    size_t stats, splits, size;
 } room;
+
+static int64_t entries(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    return attn__min(call->batch * call->heads_kv * tiles(call), blocks(call, device));
+}
 
 static room room_of(const attn__cuda_call *call, const attn__cuda_device *device)
 {
@@ -120,8 +125,8 @@ static room room_of(const attn__cuda_call *call, const attn__cuda_device *device
     size_t rows = (size_t)(blocks(call, device) * 2 * tile_rows(call));
     r.stats =
         rows * (size_t)call->dim_v * sizeof(float); /* dim_v is a multiple of 8: float2 fits behind it */
-    r.parts = r.stats + rows * 2 * sizeof(float);
-    r.size = r.parts + (size_t)(call->batch * call->heads_kv * tiles(call)) * 2 * sizeof(int32_t);
+    r.splits = r.stats + rows * 2 * sizeof(float);
+    r.size = r.splits + (size_t)entries(call, device) * sizeof(few_split);
     return r;
 }
 
@@ -190,7 +195,7 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->shift = clamp(call->shift);
     p->partial = (float *)begin;
     p->stats = (float *)(begin + r.stats);
-    p->parts = (int32_t *)(begin + r.parts);
+    p->splits = (few_split *)(begin + r.splits);
     p->scale = (float)(call->scale * 1.4426950408889634); /* log2 e */
     p->batch = (int32_t)call->batch;
     p->heads_kv = (int32_t)call->heads_kv;
@@ -205,6 +210,8 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
+    p->entries = (int32_t)entries(call, device);
+    p->by_tile = p->entries < blocks(call, device);
 }
 
 static attn_status make_maps(few_params *p, const attn__cuda_call *call)
@@ -236,10 +243,9 @@ static attn_status launch_few(few_params *p, const attn__cuda_call *call, const 
     return attn__cuda_enqueue(&launch, (void *[]){p});
 }
 
-static attn_status launch_merge(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
-                                void *stream)
+static attn_status launch_merge(few_params *p, const attn__cuda_device *device, void *stream)
 {
-    int64_t rows = call->batch * call->heads_kv * p->tiles * p->rows;
+    int64_t rows = (int64_t)p->entries * p->rows;
     attn__cuda_launch launch = {
         .grid = {(unsigned)attn__ceil_div(rows * p->team, FEW_MERGE_THREADS / 32), 1, 1},
         .block = FEW_MERGE_THREADS,
@@ -259,7 +265,7 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
         return ATTN_OK; /* no row is asked for */
     }
     ATTN__TRY(launch_few(&p, call, device, stream));
-    return launch_merge(&p, call, device, stream);
+    return launch_merge(&p, device, stream);
 }
 
 static attn_status forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,

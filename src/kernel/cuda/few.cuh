@@ -29,6 +29,7 @@ enum {
     STAGE = KEYS * DIM * 2, /* bytes */
     SLABS = DIM / 64,       /* of 64 dims, 128 bytes, of all rows or keys: one behind the other */
     STAGES = FEW_STAGES(DIM),
+    AHEAD = (STAGES + 1) / 2, /* stages of K and of V that are asked for early */
     RING = FEW_ROWS * DIM * 2, /* where the ring begins, behind Q */
     BARRIERS = RING + STAGES * STAGE,
     COMPUTING = 128, /* threads */
@@ -94,6 +95,20 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
     turn_on(t);
 }
 
+/* Asks the second-level cache for what the share begins with.  That changes nothing that anyone can see, so it may
+ * be done before the kernels before this one have ended. */
+FEW void prefetch_share(const few_params *p, const few_share *c)
+{
+    int from = c->tile.lo + c->first * FEW_UNIT, end = min(share_end(c), from + AHEAD * KEYS);
+    for (int key = from; key < end; key += KEYS) {
+#pragma unroll
+        for (int slab = 0; slab < SLABS; slab++) {
+            tma_prefetch_4d(&p->k, slab * 64, key, c->head, c->b);
+            tma_prefetch_4d(&p->v, slab * 64, key, c->head, c->b);
+        }
+    }
+}
+
 FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
 {
     few_turn turn = {0, 0};
@@ -135,10 +150,10 @@ FEW void load_q(const few_params *p, const few_share *c, unsigned char *q)
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < used * (DIM / 8); i += COMPUTING) {
         int row = i / (DIM / 8), piece = i % (DIM / 8);
-        int in_head = c->index * FEW_ROWS + row;
         uint4 x = make_uint4(0, 0, 0, 0);
         if (row < c->tile.rows && piece * 8 < p->dim_qk) {
-            int64_t head = (int64_t)c->head * p->group + in_head % p->group;
+            int in_head = c->index * FEW_ROWS + row;
+            int head = c->head * p->group + in_head % p->group;
             x = *(const uint4 *)(from + few_offset(&p->q, &c->sequence, c->b, head, in_head / p->group) + piece * 8);
         }
         *(uint4 *)(q + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16) = x;
@@ -310,22 +325,17 @@ FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
     for (int r = 0; r < 2; r++) {
         int row = warp * 16 + lane / 4 + 8 * r;
         if (row < c->tile.rows) {
-            int in_head = c->index * FEW_ROWS + row, token = in_head / p->group;
-            int64_t head = (int64_t)c->head * p->group + in_head % p->group;
-            float *lse = p->lse.data == nullptr
-                             ? nullptr
-                             : (float *)p->lse.data + few_offset(&p->lse, &c->sequence, c->b, head, token);
-            few_end end = few_end_of(p, s->most[r], s->sum[r], lse);
-            int64_t o = few_offset(&p->o, &c->sequence, c->b, head, token);
+            few_row at = few_row_of(p, &c->sequence, c->b, c->head, c->index, row);
+            few_end end = few_end_of(p, s->most[r], s->sum[r], at.lse);
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++) {
                 if (8 * i < p->dim_v) {
-                    few_store(p, o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+                    few_store(p, at.o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
                 }
             }
             __syncwarp(__activemask());
-            if (lane % 4 == 0 && lse != nullptr) {
-                *lse = end.lse;
+            if (lane % 4 == 0 && at.lse != nullptr) {
+                *at.lse = end.lse;
             }
         }
     }
@@ -336,13 +346,6 @@ FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
 {
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32), column = 2 * (lane % 4);
     int64_t slot = (int64_t)blockIdx.x * 2 + (c->first == 0);
-    if (c->first == 0 && threadIdx.x == 0) {
-        int64_t tile = ((int64_t)c->b * p->heads_kv + c->head) * p->tiles + c->index;
-        int64_t past = c->at + c->tile.units;
-        int last = (int)((past * c->count + c->total - 1) / c->total) - 1;
-        p->parts[2 * tile] = (int32_t)blockIdx.x;
-        p->parts[2 * tile + 1] = last - (int)blockIdx.x + 1;
-    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = warp * 16 + lane / 4 + 8 * r;
@@ -361,20 +364,64 @@ FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
     }
 }
 
+/* Tells few_merge.cu of a tile that this block begins: parts of it in this and the following blocks, or none. */
+FEW void write_split(const few_params *p, int b, int head, int index, int parts)
+{
+    int64_t tile = ((int64_t)b * p->heads_kv + head) * p->tiles + index;
+    few_split *to = p->splits + (p->by_tile ? tile : blockIdx.x);
+    to->batch = b;
+    to->head = head;
+    to->index = index;
+    to->first = (int32_t)blockIdx.x;
+    to->parts = parts;
+}
+
 FEW void end_tile(const few_params *p, const few_share *c, few_state *s)
 {
+    bool whole = c->first == 0 && c->last == c->tile.units;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 1);
         s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 2);
     }
-    if (c->first == 0 && c->last == c->tile.units) {
-        if (threadIdx.x == 0) {
-            p->parts[2 * (((int64_t)c->b * p->heads_kv + c->head) * p->tiles + c->index) + 1] = 1;
-        }
+    if (whole) {
         write_rows(p, c, s);
     } else {
         write_partial(p, c, s);
+    }
+    if (threadIdx.x == 0 && (c->first == 0 || !p->by_tile)) {
+        int64_t past = c->at + c->tile.units;
+        int last = (int)((past * c->count + c->total - 1) / c->total) - 1;
+        write_split(p, c->b, c->head, c->index, whole || c->first > 0 ? 0 : last - (int)blockIdx.x + 1);
+    }
+}
+
+/* This block's part of the tiles whose rows see no key; by one warp. */
+FEW void write_empty(const few_params *p)
+{
+    int lane = (int)(threadIdx.x % 32);
+    for (int64_t i = blockIdx.x; i < (int64_t)p->batch * p->tiles; i += gridDim.x) {
+        int b = (int)(i / p->tiles), index = (int)(i % p->tiles);
+        few_sequence s = few_sequence_of(p, b);
+        few_tile t = {};
+        if (index < s.tiles) {
+            t = few_tile_of(p, &s, index);
+        }
+        for (int head = 0; t.units == 0 && head < p->heads_kv; head++) {
+            if (p->by_tile && lane == 0) {
+                write_split(p, b, head, index, 0);
+            }
+            for (int row = 0; row < t.rows && !p->merge; row++) {
+                few_row at = few_row_of(p, &s, b, head, index, row);
+                few_end end = {0.0f, 0.0f, -INFINITY};
+                for (int column = 2 * lane; column < p->dim_v; column += 64) {
+                    few_store(p, at.o + column, end, 0.0f, 0.0f);
+                }
+                if (lane == 0 && at.lse != nullptr) {
+                    *at.lse = end.lse;
+                }
+            }
+        }
     }
 }
 
@@ -447,17 +494,28 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS(DIM)) few(c
         tma_prefetch(&p->v);
     }
     __syncthreads();
-    grid_wait();
-    grid_release();
     few_share share;
-    if (!few_share_first(p, &share)) {
-        return;
+    bool fixed = p->cu_q == nullptr && p->cu_kv == nullptr, loads = threadIdx.x >= COMPUTING;
+    if (!fixed) {
+        grid_wait();
     }
-    if (threadIdx.x >= COMPUTING) {
-        if (threadIdx.x == COMPUTING) {
+    bool mine = few_share_first(p, &share);
+    if (fixed) {
+        if (mine && threadIdx.x == COMPUTING) {
+            prefetch_share(p, &share);
+        }
+        grid_wait();
+    }
+    grid_release();
+    if (!loads && mine) {
+        compute_share(p, &share, shared, address);
+    } else if (threadIdx.x == 0 && !p->by_tile) {
+        write_split(p, 0, 0, 0, 0);
+    } else if (loads) {
+        if (mine && threadIdx.x == COMPUTING) {
             load_share(p, &share, address);
         }
-    } else {
-        compute_share(p, &share, shared, address);
+        __syncwarp();
+        write_empty(p);
     }
 }

@@ -18,9 +18,14 @@ enum {
 
 /* Of a block of few_<dim>: stages of its ring, and bytes of shared memory: Q, the ring, two barriers a stage.
  * Sums of 256 dims take so many registers that a multiprocessor has room for one block, else for two. */
-#define FEW_STAGES(dim) ((dim) == 64 ? 12 : 6)
+#define FEW_STAGES(dim) ((dim) == 64 ? 10 : 5)
 #define FEW_SHARED(dim) (FEW_ROWS * (dim)*2 + FEW_STAGES(dim) * (FEW_KEYS * (dim)*2 + 16))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
+
+/* A tile that several blocks work on: `parts` of them from block `first` on; parts 0: none. */
+typedef struct few_split {
+    int32_t batch, head, index, first, parts, unused[3];
+} few_split;
 
 /* A CUtensorMap. */
 typedef struct few_map {
@@ -45,7 +50,7 @@ typedef struct few_params {
     int64_t left, right, shift; /* the band; left and right at most 2^40 */
     float *partial;             /* [block][2][rows][dim_v]: sums not yet divided */
     float *stats;               /* [block][2][rows][2]: running maximum, in powers of 2, and sum */
-    int32_t *parts;             /* [tile][2]: the first block that works on a tile, and how many do */
+    few_split *splits;          /* one a tile, or, where these are fewer, one a block */
     float scale;                /* times log2 e */
     int32_t batch, heads_kv, group;
     int32_t tokens_q, tokens_kv;
@@ -55,6 +60,8 @@ typedef struct few_params {
     int32_t team;      /* few_merge: warps that share a row */
     int32_t dtype_out; /* attn_dtype */
     int32_t shifted, merge;
+    int32_t by_tile; /* splits are one a tile */
+    int32_t entries; /* of splits */
 } few_params;
 
 #endif

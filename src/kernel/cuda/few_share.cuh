@@ -36,7 +36,7 @@ FEW few_sequence few_sequence_of(const few_params *p, int b)
         s.n_kv = (int)(p->cu_kv[b + 1] - s.k0);
     }
     s.shift = p->shifted ? p->shift : (int64_t)s.n_kv - s.n_q;
-    s.tiles = (int)(((int64_t)s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS);
+    s.tiles = (s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS;
     return s;
 }
 
@@ -62,10 +62,10 @@ typedef struct few_tile {
 
 FEW few_tile few_tile_of(const few_params *p, const few_sequence *s, int index)
 {
-    int64_t first = (int64_t)index * FEW_ROWS, rows = (int64_t)s->n_q * p->group - first;
+    int first = index * FEW_ROWS;
     few_tile t;
-    t.rows = rows < FEW_ROWS ? (int)rows : FEW_ROWS;
-    int top = (int)(first / p->group), bottom = (int)((first + t.rows - 1) / p->group);
+    t.rows = min(s->n_q * p->group - first, (int)FEW_ROWS);
+    int top = first / p->group, bottom = (first + t.rows - 1) / p->group;
     t.lo = few_lo(p, s, top);
     t.all_lo = few_lo(p, s, bottom);
     t.all_hi = few_hi(p, s, top);
@@ -96,7 +96,7 @@ typedef struct few_share {
     few_sequence sequence;
     few_tile tile;
     int b, head, index;   /* the tile */
-    int first, last;      /* units of it: last is not among them */
+    int first, last;      /* units of it, the last not included */
     int64_t at, left;     /* units before `first` of all tiles; of this share from `first` on */
     int64_t total, count; /* units of all tiles; blocks that share them */
 } few_share;
@@ -232,6 +232,24 @@ FEW few_end few_end_of(const few_params *p, float most, float sum, const float *
 FEW int64_t few_offset(const few_tensor *t, const few_sequence *s, int b, int64_t head, int64_t token)
 {
     return b * t->batch + head * t->head + (s->q0 + token) * t->token;
+}
+
+/* Row `row` of a tile: its query head and token, where its o begins, and its lse, which may be NULL. */
+typedef struct few_row {
+    int head, token;
+    int64_t o;
+    float *lse;
+} few_row;
+
+FEW few_row few_row_of(const few_params *p, const few_sequence *s, int b, int kv_head, int index, int row)
+{
+    int in_head = index * FEW_ROWS + row;
+    few_row r;
+    r.token = in_head / p->group;
+    r.head = kv_head * p->group + in_head - r.token * p->group;
+    r.o = few_offset(&p->o, s, b, r.head, r.token);
+    r.lse = p->lse.data == nullptr ? nullptr : (float *)p->lse.data + few_offset(&p->lse, s, b, r.head, r.token);
+    return r;
 }
 
 /* Two neighbours of a row of o, at `offset` from its begin. */

@@ -71,6 +71,14 @@ PTX void tma_load_4d(uint32_t to, const void *map, uint32_t barrier, int x, int 
                  : "memory");
 }
 
+/* The same box to the second-level cache only. */
+PTX void tma_prefetch_4d(const void *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
+}
+
 /* For what is read once. */
 PTX uint64_t policy_evict_first()
 {
