@@ -234,7 +234,9 @@ PTX void wgmma_commit()
                      : "memory");                                                                            \
     }
 
+PTX_WGMMA_SHARED(wgmma_bf16_64x32_shared, "bf16", 32, 16, "%16", "%17", "%18")
 PTX_WGMMA_SHARED(wgmma_bf16_64x64_shared, "bf16", 64, 32, "%32", "%33", "%34")
+PTX_WGMMA_SHARED(wgmma_f16_64x32_shared, "f16", 32, 16, "%16", "%17", "%18")
 PTX_WGMMA_SHARED(wgmma_f16_64x64_shared, "f16", 64, 32, "%32", "%33", "%34")
 PTX_WGMMA_REGISTERS(wgmma_bf16_64x64_rows, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36")
 PTX_WGMMA_REGISTERS(wgmma_bf16_64x128_rows, "bf16", 128, 64, "%64", "%65", "%66", "%67", "%68")
