@@ -71,6 +71,14 @@ PTX void tma_load_4d(uint32_t to, const void *map, uint32_t barrier, int x, int 
                  : "memory");
 }
 
+/* The same box to the second-level cache only. */
+PTX void tma_prefetch_4d(const void *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
+}
+
 /* For what is read once. */
 PTX uint64_t policy_evict_first()
 {
@@ -226,7 +234,9 @@ PTX void wgmma_commit()
                      : "memory");                                                                            \
     }
 
+PTX_WGMMA_SHARED(wgmma_bf16_64x32_shared, "bf16", 32, 16, "%16", "%17", "%18")
 PTX_WGMMA_SHARED(wgmma_bf16_64x64_shared, "bf16", 64, 32, "%32", "%33", "%34")
+PTX_WGMMA_SHARED(wgmma_f16_64x32_shared, "f16", 32, 16, "%16", "%17", "%18")
 PTX_WGMMA_SHARED(wgmma_f16_64x64_shared, "f16", 64, 32, "%32", "%33", "%34")
 PTX_WGMMA_REGISTERS(wgmma_bf16_64x64_rows, "bf16", 64, 32, "%32", "%33", "%34", "%35", "%36")
 PTX_WGMMA_REGISTERS(wgmma_bf16_64x128_rows, "bf16", 128, 64, "%64", "%65", "%66", "%67", "%68")
