@@ -39,11 +39,20 @@ set(ATTN_KERNEL
 # Where there is a CUDA compiler; else absent.c alone (cmake/cuda.cmake).
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
+    src/kernel/cuda/fma_launch.c
     src/kernel/cuda/images.c
     src/kernel/cuda/table.c)
 
 # each becomes a cubin of that name
-set(ATTN_CUBINS)
+set(ATTN_CUBINS
+    src/kernel/cuda/fma_backward_64.cu
+    src/kernel/cuda/fma_backward_128.cu
+    src/kernel/cuda/fma_backward_256.cu
+    src/kernel/cuda/fma_forward_64.cu
+    src/kernel/cuda/fma_forward_128.cu
+    src/kernel/cuda/fma_forward_256.cu
+    src/kernel/cuda/fma_forward_512.cu
+    src/kernel/cuda/fma_rows.cu)
 
 set(ATTN_COMM
     src/comm/local.c)

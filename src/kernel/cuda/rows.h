@@ -7,4 +7,6 @@
 
 #include "kernel/cuda/cuda.h"
 
+extern const attn__cuda_kernel attn__cuda_kernel_fma; /* fma_launch.c */
+
 #endif
