@@ -155,8 +155,8 @@ static bench_tensor make(attn_dtype dtype, int64_t batches, int64_t heads, int64
     t.skip = odd ? attn_dtype_size(dtype) : 0;
     t.stride[1] = dim + gap;
     t.stride[2] = heads * t.stride[1] + gap;
-    t.stride[0] = tokens * t.stride[2];
-    t.bytes = t.skip + (size_t)(batches * t.stride[0] + 1) * attn_dtype_size(dtype);
+    t.stride[0] = batches == 1 ? 0 : tokens * t.stride[2];
+    t.bytes = t.skip + (size_t)(batches * tokens * t.stride[2] + 1) * attn_dtype_size(dtype);
     t.host = need(attn__alloc(t.bytes)), t.copy = need(attn__alloc(t.bytes));
     memset(t.host, 0xff, t.bytes);
     for (int64_t i = 0; i < batches * heads * tokens * dim; i++) {

@@ -61,6 +61,11 @@ PTX_INLINE int fma_chunk(int row, int chunk)
 
 /* ---- products ---- */
 
+#ifndef FMA_UNROLL
+#define FMA_UNROLL 1
+#endif
+enum { FMA_AT_ONCE = FMA_UNROLL }; /* chunks of a product's loop */
+
 PTX_INLINE float4 fma_at(const char *tile, int offset)
 {
     return *(const float4 *)(tile + offset);
@@ -70,32 +75,58 @@ PTX_INLINE float fma_part(float4 x, const int part)
     return part == 0 ? x.x : part == 1 ? x.y : part == 2 ? x.z : x.w;
 }
 
+/* Addresses of a thread's rows of a product, of which the sum runs along the row: at `chunk`, rows 0..3 and 4..7. */
+PTX_INLINE float4 fma_row(const char *x, int turn, const int bytes, int chunk, const int i)
+{
+    return fma_at(x, chunk / 8 * 128 + (turn ^ chunk % 8 * 16 ^ (i & 4) * 16) + FMA_ROW(i) * bytes);
+}
+/* The thread's i-th 4 columns at row `k` of a tile, of which the sum runs down the rows; `step` bytes between them. */
+PTX_INLINE float4 fma_column(const char *y, int turn, const int bytes, int k, const int i)
+{
+    return fma_at(y, k * bytes + (turn ^ k / 4 % 8 * 16) + i * 128);
+}
+
 /*
  * acc[m][n] += sum over k of x[m][k] y[n][k], k < 4 * chunks, of tiles x_bytes and y_bytes a row.  x and y point to the
  * thread's first row; x_turn and y_turn are fma_chunk(that row, 0).
+ *
+ * Each register is loaded again as soon as it has been used for the last time, so that a load has more than a hundred
+ * multiply-adds to arrive; what is read behind the last chunk lies in shared memory too, and is not used.
  */
 PTX_INLINE void fma_rows_rows(float *acc, const int rows, const int columns, const char *x, int x_turn,
                               const int x_bytes, const char *y, int y_turn, const int y_bytes, int chunks)
 {
-#pragma unroll 1
+    float4 a[8], b[8];
+#pragma unroll
+    for (int i = 0; i < rows; i++) {
+        a[i] = fma_row(x, x_turn, x_bytes, 0, i);
+    }
+#pragma unroll
+    for (int j = 0; j < columns / 2; j++) {
+        b[j] = fma_at(y, y_turn + FMA_COLUMN(j) * y_bytes);
+    }
+#pragma unroll FMA_AT_ONCE
     for (int chunk = 0; chunk < chunks; chunk++) {
-        const int group = chunk / 8 * 128, turn = chunk % 8 * 16;
-        const char *y0 = y + group + (y_turn ^ turn);
-        const char *x0 = x + group + (x_turn ^ turn), *x1 = x + group + (x_turn ^ turn ^ 64);
-        float4 b[8];
+        const int next = chunk + 1;
 #pragma unroll
-        for (int j = 0; j < columns; j++) {
-            b[j] = fma_at(y0, FMA_COLUMN(j) * y_bytes);
-        }
+        for (int half = 0; half < 2; half++) {
+            const int other = (1 - half) * columns / 2, at = chunk + half;
 #pragma unroll
-        for (int i = 0; i < rows; i++) {
-            const float4 a = fma_at(i & 4 ? x1 : x0, FMA_ROW(i) * x_bytes);
+            for (int j = other; j < other + columns / 2; j++) {
+                b[j] = fma_at(y, at / 8 * 128 + (y_turn ^ at % 8 * 16) + FMA_COLUMN(j) * y_bytes);
+            }
 #pragma unroll
-            for (int part = 0; part < 4; part++) {
+            for (int i = 0; i < rows; i++) {
 #pragma unroll
-                for (int j = 0; j < columns; j++) {
-                    float *sum = &acc[i * columns + j];
-                    *sum = fmaf(fma_part(a, part), fma_part(b[j], part), *sum);
+                for (int part = 0; part < 4; part++) {
+#pragma unroll
+                    for (int j = half * columns / 2; j < (half + 1) * columns / 2; j++) {
+                        float *sum = &acc[i * columns + j];
+                        *sum = fmaf(fma_part(a[i], part), fma_part(b[j], part), *sum);
+                    }
+                }
+                if (half == 1) {
+                    a[i] = fma_row(x, x_turn, x_bytes, next, i);
                 }
             }
         }
@@ -109,28 +140,32 @@ PTX_INLINE void fma_rows_rows(float *acc, const int rows, const int columns, con
 PTX_INLINE void fma_rows_columns(float *acc, const int rows, const int columns, const char *x, int x_turn,
                                  const int x_bytes, const char *y, int y_turn, const int y_bytes, int chunks)
 {
-#pragma unroll 1
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        const int group = chunk / 8 * 128, turn = chunk % 8 * 16;
-        const char *x0 = x + group + (x_turn ^ turn), *x1 = x + group + (x_turn ^ turn ^ 64);
-        const char *y0 = y + chunk * 4 * y_bytes + (y_turn ^ turn);
-        float4 a[8];
+    float4 a[8], b[2][16];
 #pragma unroll
-        for (int i = 0; i < rows; i++) {
-            a[i] = fma_at(i & 4 ? x1 : x0, FMA_ROW(i) * x_bytes);
-        }
+    for (int i = 0; i < rows; i++) {
+        a[i] = fma_row(x, x_turn, x_bytes, 0, i);
+    }
+#pragma unroll
+    for (int j = 0; j < columns / 4; j++) {
+        b[0][j] = fma_column(y, y_turn, y_bytes, 0, j);
+    }
+#pragma unroll FMA_AT_ONCE
+    for (int chunk = 0; chunk < chunks; chunk++) {
 #pragma unroll
         for (int part = 0; part < 4; part++) {
 #pragma unroll
-            for (int j = 0; j < columns; j += 4) {
-                const float4 b = fma_at(y0, part * y_bytes + j / 4 * 128);
+            for (int j = 0; j < columns / 4; j++) {
+                b[(part + 1) % 2][j] = fma_column(y, y_turn, y_bytes, 4 * chunk + part + 1, j);
+            }
 #pragma unroll
-                for (int i = 0; i < rows; i++) {
+            for (int i = 0; i < rows; i++) {
 #pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        float *sum = &acc[i * columns + j + c];
-                        *sum = fmaf(fma_part(a[i], part), fma_part(b, c), *sum);
-                    }
+                for (int j = 0; j < columns; j++) {
+                    float *sum = &acc[i * columns + j];
+                    *sum = fmaf(fma_part(a[i], part), fma_part(b[part % 2][j / 4], j % 4), *sum);
+                }
+                if (part == 3) {
+                    a[i] = fma_row(x, x_turn, x_bytes, chunk + 1, i);
                 }
             }
         }
@@ -144,28 +179,28 @@ PTX_INLINE void fma_rows_columns(float *acc, const int rows, const int columns, 
 PTX_INLINE void fma_columns_columns(float *acc, const int rows, const int columns, const char *x, int x_turn,
                                     const int x_bytes, const char *y, int y_turn, const int y_bytes, int chunks)
 {
-#pragma unroll 1
+    float4 a[2][2], b[2][2];
+#pragma unroll
+    for (int i = 0; i < 2; i++) {
+        a[0][i] = fma_at(x, x_turn ^ i * 64);
+        b[0][i] = fma_column(y, y_turn, y_bytes, 0, i);
+    }
+#pragma unroll FMA_AT_ONCE
     for (int chunk = 0; chunk < chunks; chunk++) {
-        const int turn = chunk % 8 * 16;
-        const char *x0 = x + chunk * 4 * x_bytes + (x_turn ^ turn), *x1 = x + chunk * 4 * x_bytes + (x_turn ^ turn ^ 64);
-        const char *y0 = y + chunk * 4 * y_bytes + (y_turn ^ turn);
 #pragma unroll
         for (int part = 0; part < 4; part++) {
-            float4 a[2];
+            const int next = 4 * chunk + part + 1;
 #pragma unroll
-            for (int i = 0; i < rows; i += 4) {
-                a[i / 4] = fma_at(i & 4 ? x1 : x0, part * x_bytes);
+            for (int i = 0; i < 2; i++) {
+                a[(part + 1) % 2][i] = fma_at(x, next * x_bytes + (x_turn ^ i * 64 ^ next / 4 % 8 * 16));
+                b[(part + 1) % 2][i] = fma_column(y, y_turn, y_bytes, next, i);
             }
 #pragma unroll
-            for (int j = 0; j < columns; j += 4) {
-                const float4 b = fma_at(y0, part * y_bytes + j / 4 * 128);
+            for (int i = 0; i < rows; i++) {
 #pragma unroll
-                for (int i = 0; i < rows; i++) {
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        float *sum = &acc[i * columns + j + c];
-                        *sum = fmaf(fma_part(a[i / 4], i % 4), fma_part(b, c), *sum);
-                    }
+                for (int j = 0; j < columns; j++) {
+                    float *sum = &acc[i * columns + j];
+                    *sum = fmaf(fma_part(a[part % 2][i / 4], i % 4), fma_part(b[part % 2][j / 4], j % 4), *sum);
                 }
             }
         }
