@@ -52,7 +52,9 @@ set(ATTN_CUBINS
     src/kernel/cuda/fma_forward_128.cu
     src/kernel/cuda/fma_forward_256.cu
     src/kernel/cuda/fma_forward_512.cu
-    src/kernel/cuda/fma_rows.cu)
+    src/kernel/cuda/fma_rows.cu
+    src/kernel/cuda/tf32x3_forward_64.cu
+    src/kernel/cuda/tf32x3_forward_128.cu)
 
 set(ATTN_COMM
     src/comm/local.c)

@@ -2,7 +2,6 @@
 /*
  * fma_forward_64.cu - fp32 attention, dims up to 64.
  */
-#define FMA_UNROLL 2
 #define NAME       fma_forward_64
 #define HEAD_DIM   64
 #define WARPS      4

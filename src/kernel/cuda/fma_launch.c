@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * fma_launch.c - the row "fma-sm90": fp32 throughout, by fused multiply-adds; any dtype, dims, strides.
+ * fma_launch.c - the rows "fma-sm90": fp32 throughout, by fused multiply-adds; any dtype, dims, strides; and
+ * "tf32x3-sm90": the same for fp32 inputs with three products of tf32 for one, forward.
  *
  * fp32 is read where it lies.  fp16 and bf16 are first copied to fp32 in the workspace, which costs next to nothing
  * beside the products, and keeps conversions and their registers out of the kernels.  Gradients are the same bits every
@@ -13,7 +14,8 @@
 #include "kernel/cuda/fma_params.h"
 #include "kernel/cuda/rows.h"
 
-/* A kernel, its tiles and its shared memory, which are those of the .cu file of that name. */
+/* A kernel, its tiles and its shared memory, which are those of the .cu file of that name; 256 bytes more than the tiles
+ * where products read beyond the last of them. */
 typedef struct fma_kernel {
     int64_t dim;
     const char *name;
@@ -26,10 +28,14 @@ enum { ROWS_BLOCK = 256 };
 static const int64_t most_tokens = (int64_t)1 << 29; /* positions are 32 bits wide, and added up */
 
 static const fma_kernel forwards[] = {
-    {64, "fma_forward_64", 128, 64, 128, 81920},
-    {128, "fma_forward_128", 256, 32, 256, 196608},
-    {256, "fma_forward_256", 128, 32, 256, 212992},
-    {512, "fma_forward_512", 64, 32, 256, 212992},
+    {64, "fma_forward_64", 128, 64, 128, 82176},
+    {128, "fma_forward_128", 256, 32, 256, 196864},
+    {256, "fma_forward_256", 128, 32, 256, 213248},
+    {512, "fma_forward_512", 64, 32, 256, 213248},
+};
+static const fma_kernel tf32x3_forwards[] = {
+    {64, "tf32x3_forward_64", 64, 64, 128, 49408},
+    {128, "tf32x3_forward_128", 64, 64, 128, 98560},
 };
 static const fma_kernel backwards[] = {
     {64, "fma_backward_64", 64, 256, 256, 230656},
@@ -54,6 +60,23 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
         return "takes sequences of less than 2^29 tokens";
     }
     return NULL;
+}
+
+static const char *tf32x3_rejects(const attn__cuda_call *call, bool backward)
+{
+    if (backward) {
+        return "has no gradients";
+    }
+    if (call->dtype != ATTN_F32) {
+        return "is for fp32 inputs";
+    }
+    return widest(call) > 128 ? "takes dims up to 128" : rejects(call, backward);
+}
+
+static const char *tf32x3_declines(const attn__cuda_call *call, bool backward)
+{
+    (void)call, (void)backward;
+    return "its products round to 22 bits, not 24";
 }
 
 static const fma_kernel *fitting(const fma_kernel *kernels, const attn__cuda_call *call)
@@ -226,10 +249,9 @@ static attn_status operand(attn__fma_array *array, const attn__cuda_call *call, 
     return launch_rows(call, device, "fma_copy", params.batch * heads * params.tokens, &params, stream);
 }
 
-static attn_status forward_entered(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
-                                   void *stream)
+static attn_status forward_entered(const fma_kernel *kernel, const attn__cuda_call *call,
+                                   const attn__cuda_device *device, void *workspace, void *stream)
 {
-    const fma_kernel *kernel = fitting(forwards, call);
     const fma_workspace w = lay_out(call, false, workspace);
     const int64_t tiles = attn__ceil_div(call->tokens_q, kernel->queries);
     attn__fma_forward params = {.problem = problem_of(call),
@@ -252,7 +274,16 @@ static attn_status forward(const attn__cuda_call *call, const attn__cuda_device 
                            void *stream)
 {
     ATTN__TRY(attn__cuda_enter(device));
-    attn_status status = forward_entered(call, device, workspace, stream);
+    attn_status status = forward_entered(fitting(forwards, call), call, device, workspace, stream);
+    attn__cuda_leave();
+    return status;
+}
+
+static attn_status tf32x3_forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                                  void *stream)
+{
+    ATTN__TRY(attn__cuda_enter(device));
+    attn_status status = forward_entered(fitting(tf32x3_forwards, call), call, device, workspace, stream);
     attn__cuda_leave();
     return status;
 }
@@ -340,4 +371,13 @@ const attn__cuda_kernel attn__cuda_kernel_fma = {
     .forward = forward,
     .backward_workspace = backward_workspace,
     .backward = backward,
+};
+
+const attn__cuda_kernel attn__cuda_kernel_tf32x3 = {
+    .name = "tf32x3-sm90",
+    .summary = "fp32 inputs on the tensor cores: three products of tf32 for one",
+    .rejects = tf32x3_rejects,
+    .declines = tf32x3_declines,
+    .forward_workspace = forward_workspace,
+    .forward = tf32x3_forward,
 };

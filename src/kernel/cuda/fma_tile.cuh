@@ -54,9 +54,12 @@ PTX_INLINE float fma_sum_tx(float x)
 #define FMA_COLUMN(j) ((j) / 4 * 32 + (j) % 4)
 
 /* where chunk `chunk` of row `row` lies in the row, in bytes */
+#ifndef FMA_TURN
+#define FMA_TURN(row) ((row) >> 2 & 7)
+#endif
 PTX_INLINE int fma_chunk(int row, int chunk)
 {
-    return (chunk ^ (row >> 2 & 7)) << 4;
+    return (chunk ^ FMA_TURN(row)) << 4;
 }
 
 /* ---- products ---- */

@@ -64,6 +64,18 @@ PTX_INLINE void ptx_copy_commit(void)
 /* until all but the latest n groups of this thread are there */
 #define PTX_COPY_WAIT(n) asm volatile("cp.async.wait_group " #n ";" ::: "memory")
 
+/* ---- products of a warp ---- */
+
+/* d[16 x 8] += a[16 x 8] b[8 x 8].  Lane 4 g + t holds of a (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); of b (t, g),
+ * (t + 4, g); of d (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).  The last 13 bits of a and b are cut off. */
+PTX_INLINE void ptx_mma_tf32(float *d, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 /* ---- numbers ---- */
 
 /* the lesser, NaN if one is */
