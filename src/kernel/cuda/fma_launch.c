@@ -3,9 +3,9 @@
  * fma_launch.c - the rows "fma-sm90": fp32 throughout, by fused multiply-adds; any dtype, dims, strides; and
  * "tf32x3-sm90": the same for fp32 inputs with three products of tf32 for one, forward.
  *
- * fp32 is read where it lies.  fp16 and bf16 are first copied to fp32 in the workspace, which costs next to nothing
- * beside the products, and keeps conversions and their registers out of the kernels.  Gradients are the same bits every
- * time, always: fma_backward.cuh tells how.
+ * fp32 is read where it lies.  fp16 and bf16 are first copied to fp32 in the workspace, which costs next to
+ * nothing beside the products, and keeps conversions and their registers out of the kernels.  Gradients are
+ * the same bits every time, always: fma_backward.cuh tells how.
  */
 #include <math.h>
 #include <stddef.h>
@@ -14,8 +14,8 @@
 #include "kernel/cuda/fma_params.h"
 #include "kernel/cuda/rows.h"
 
-/* A kernel, its tiles and its shared memory, which are those of the .cu file of that name; 256 bytes more than the tiles
- * where products read beyond the last of them. */
+/* A kernel, its tiles and its shared memory, which are those of the .cu file of that name; 256 bytes more
+ * than the tiles where products read beyond the last of them. */
 typedef struct fma_kernel {
     int64_t dim;
     const char *name;
@@ -149,8 +149,8 @@ static size_t backward_workspace(const attn__cuda_call *call, const attn__cuda_d
 
 static attn__fma_array array_of(const attn__cuda_tensor *tensor, attn_dtype dtype)
 {
-    const bool aligned = (uintptr_t)tensor->data % 16 == 0 && tensor->batch % 4 == 0 && tensor->head % 4 == 0 &&
-                         tensor->token % 4 == 0;
+    const bool aligned = (uintptr_t)tensor->data % 16 == 0 && tensor->batch % 4 == 0 &&
+                         tensor->head % 4 == 0 && tensor->token % 4 == 0;
     return (attn__fma_array){.data = tensor->data,
                              .batch = tensor->batch,
                              .head = tensor->head,
@@ -159,8 +159,8 @@ static attn__fma_array array_of(const attn__cuda_tensor *tensor, attn_dtype dtyp
                              .wide = dtype == ATTN_F32 && aligned};
 }
 
-/* fp32 rows of `width` in the workspace, in the order batch, head, token; one batch where sequences lie one after
- * another. */
+/* fp32 rows of `width` in the workspace, in the order batch, head, token; one batch where sequences lie one
+ * after another. */
 static attn__fma_array dense(const attn__cuda_call *call, float *data, int64_t heads, int64_t tokens,
                              const int64_t *ends, int64_t total, int64_t width)
 {
@@ -226,14 +226,16 @@ static attn_status launch_rows(const attn__cuda_call *call, const attn__cuda_dev
 }
 
 /* The operand as fp32: itself, or its copy, which is enqueued. */
-static attn_status operand(attn__fma_array *array, const attn__cuda_call *call, const attn__cuda_device *device,
-                           const attn__cuda_tensor *tensor, bool query, int64_t dim, float *copy, void *stream)
+static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
+                           const attn__cuda_device *device, const attn__cuda_tensor *tensor, bool query,
+                           int64_t dim, float *copy, void *stream)
 {
     *array = array_of(tensor, call->dtype);
     if (copy == NULL) {
         return ATTN_OK;
     }
-    const int64_t heads = query ? call->heads_q : call->heads_kv, tokens = query ? call->tokens_q : call->tokens_kv;
+    const int64_t heads = query ? call->heads_q : call->heads_kv,
+                  tokens = query ? call->tokens_q : call->tokens_kv;
     const int64_t *ends = query ? call->cu_q : call->cu_kv;
     const int64_t total = query ? call->total_q : call->total_kv;
     attn__fma_copy params = {.from = *array,
@@ -279,8 +281,8 @@ static attn_status forward(const attn__cuda_call *call, const attn__cuda_device 
     return status;
 }
 
-static attn_status tf32x3_forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
-                                  void *stream)
+static attn_status tf32x3_forward(const attn__cuda_call *call, const attn__cuda_device *device,
+                                  void *workspace, void *stream)
 {
     ATTN__TRY(attn__cuda_enter(device));
     attn_status status = forward_entered(fitting(tf32x3_forwards, call), call, device, workspace, stream);
@@ -302,8 +304,8 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
     params->delta = array_of(&call->delta, ATTN_F32);
     params->dq = array_of(&call->dq, ATTN_F32);
     if (w->dq != NULL) {
-        params->dq =
-            dense(call, w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q, padded(call->dim_qk));
+        params->dq = dense(call, w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q,
+                           padded(call->dim_qk));
     }
     *rows = (attn__fma_rows){.problem = params->problem,
                              .o = array_of(&call->o, call->dtype_out),
@@ -322,11 +324,12 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
     if (before.delta.data == NULL && before.sum.data == NULL) {
         return ATTN_OK;
     }
-    return launch_rows(call, device, "fma_before", call->batch * call->heads_q * call->tokens_q, &before, stream);
+    return launch_rows(call, device, "fma_before", call->batch * call->heads_q * call->tokens_q, &before,
+                       stream);
 }
 
-static attn_status backward_entered(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
-                                    void *stream)
+static attn_status backward_entered(const attn__cuda_call *call, const attn__cuda_device *device,
+                                    void *workspace, void *stream)
 {
     const fma_kernel *kernel = fitting(backwards, call);
     const fma_workspace w = lay_out(call, true, workspace);
@@ -351,7 +354,8 @@ static attn_status backward_entered(const attn__cuda_call *call, const attn__cud
     if (w.dq == NULL) {
         return ATTN_OK;
     }
-    return launch_rows(call, device, "fma_after", call->batch * call->heads_q * call->tokens_q, &rows, stream);
+    return launch_rows(call, device, "fma_after", call->batch * call->heads_q * call->tokens_q, &rows,
+                       stream);
 }
 
 static attn_status backward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
