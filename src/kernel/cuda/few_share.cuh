@@ -11,7 +11,7 @@
 #define ATTN_CUDA_FEW_SHARE_CUH
 
 #include "kernel/cuda/few_params.h"
-#include "kernel/cuda/ptx.cuh"
+#include "kernel/cuda/few_ptx.cuh"
 
 #define FEW static __device__ __forceinline__
 
