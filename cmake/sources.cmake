@@ -39,11 +39,21 @@ set(ATTN_KERNEL
 # Where there is a CUDA compiler; else absent.c alone (cmake/cuda.cmake).
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
+    src/kernel/cuda/flash_backward.c
+    src/kernel/cuda/flash_sm90.c
     src/kernel/cuda/images.c
     src/kernel/cuda/table.c)
 
 # each becomes a cubin of that name
-set(ATTN_CUBINS)
+set(ATTN_CUBINS
+    src/kernel/cuda/flash_backward_bf16_128.cu
+    src/kernel/cuda/flash_backward_bf16_256.cu
+    src/kernel/cuda/flash_backward_bf16_64.cu
+    src/kernel/cuda/flash_backward_bf16_rows.cu
+    src/kernel/cuda/flash_backward_f16_128.cu
+    src/kernel/cuda/flash_backward_f16_256.cu
+    src/kernel/cuda/flash_backward_f16_64.cu
+    src/kernel/cuda/flash_backward_f16_rows.cu)
 
 set(ATTN_COMM
     src/comm/local.c)
