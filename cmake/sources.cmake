@@ -44,6 +44,8 @@ set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
     src/kernel/cuda/fma_launch.c
+    src/kernel/cuda/flash_backward.c
+    src/kernel/cuda/flash_sm90.c
     src/kernel/cuda/images.c
     src/kernel/cuda/public.c
     src/kernel/cuda/table.c)
@@ -66,7 +68,15 @@ set(ATTN_CUBINS
     src/kernel/cuda/fma_forward_512.cu
     src/kernel/cuda/fma_rows.cu
     src/kernel/cuda/tf32x3_forward_64.cu
-    src/kernel/cuda/tf32x3_forward_128.cu)
+    src/kernel/cuda/tf32x3_forward_128.cu
+    src/kernel/cuda/flash_backward_bf16_128.cu
+    src/kernel/cuda/flash_backward_bf16_256.cu
+    src/kernel/cuda/flash_backward_bf16_64.cu
+    src/kernel/cuda/flash_backward_bf16_rows.cu
+    src/kernel/cuda/flash_backward_f16_128.cu
+    src/kernel/cuda/flash_backward_f16_256.cu
+    src/kernel/cuda/flash_backward_f16_64.cu
+    src/kernel/cuda/flash_backward_f16_rows.cu)
 
 set(ATTN_COMM
     src/comm/local.c)
