@@ -8,5 +8,6 @@
 
 const attn__cuda_kernel *const attn__cuda_kernels[] = {
     &attn__cuda_few_sm90,
+    &attn__cuda_flash_sm90,
     NULL,
 };
