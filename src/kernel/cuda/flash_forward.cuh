@@ -25,11 +25,11 @@
 #if HEAD_DIM == 64
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(160)
-enum { GROUPS = 3, STAGES = 4 };
+enum { GROUPS = 3, STAGES = 4, Q_STAGES = 2 };
 #else
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(24)
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(240)
-enum { GROUPS = 2, STAGES = 2 };
+enum { GROUPS = 2, STAGES = 2, Q_STAGES = HEAD_DIM == 128 && KEYS <= 128 ? 2 : 1 };
 #endif
 
 enum {
@@ -44,6 +44,8 @@ enum {
     SCORES = KEYS / 2,   /* registers of S */
     OUTPUT = HEAD_DIM / 2, /* of O */
     TURN = 1,            /* the first named barrier of the turns */
+    OVERLAP = HEAD_DIM < 256,
+    TILES = 4,           /* one is being stored, one computed, and the producer may be Q_STAGES ahead */
 };
 
 /* ---- what a tile is ---- */
@@ -58,10 +60,10 @@ typedef struct tile {
 } tile;
 
 typedef struct shared_memory {
-    uint8_t q[Q_TILE];
+    uint8_t q[Q_STAGES][Q_TILE];
     uint8_t k[STAGES][KEY_TILE], v[STAGES][KEY_TILE];
-    tile tile[2], next; /* of this turn and the one before; the producer's own */
-    uint64_t q_full, q_empty, k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
+    tile tile[TILES], next; /* of the last turns; the producer's own */
+    uint64_t q_full[Q_STAGES], q_empty[Q_STAGES], k_full[STAGES], k_empty[STAGES], v_full[STAGES], v_empty[STAGES];
 } shared_memory;
 
 static_assert(sizeof(shared_memory) <= SHARED, "shared memory");
@@ -153,25 +155,25 @@ PTX_INLINE void load_keys(const attn__forward_params *p, const attn__forward_map
          t->first_kv, t->keys, key);
 }
 
-/* Q of the tile `next`, once the tile before needs its Q no more; then that tile is there for all to see. */
-PTX_INLINE void load_queries(const attn__forward_params *p, shared_memory *m, int turn)
+/* Q of the tile `next`, once there is room for it; then that tile is there for all to see. */
+PTX_INLINE void load_queries(const attn__forward_params *p, shared_memory *m, uint32_t turn)
 {
-    const uint32_t full = ptx_shared(&m->q_full);
-    ptx_barrier_wait(ptx_shared(&m->q_empty), (turn & 1) ^ 1);
+    const uint32_t place = turn % Q_STAGES, full = ptx_shared(&m->q_full[place]);
+    ptx_barrier_wait(ptx_shared(&m->q_empty[place]), (turn / Q_STAGES & 1) ^ 1);
     const tile *t = &m->next;
-    m->tile[turn & 1] = *t;
+    m->tile[turn % TILES] = *t;
     if (t->count <= 0) {
         ptx_barrier_arrive(full);
         return;
     }
     ptx_barrier_expect(full, Q_TILE);
-    load(ptx_shared(m->q), Q_PANEL, &p->q, full, p->cu_q != nullptr, t->head, t->batch, t->first_q, t->queries, t->row);
+    load(ptx_shared(m->q[place]), Q_PANEL, &p->q, full, p->cu_q != nullptr, t->head, t->batch, t->first_q, t->queries,
+         t->row);
 }
 
 PTX_INLINE void produce(const attn__forward_params *p, shared_memory *m)
 {
-    uint32_t step = 0;
-    int turn = 0;
+    uint32_t step = 0, turn = 0;
     ptx_prefetch_map(&p->q);
     ptx_prefetch_map(&p->k);
     ptx_prefetch_map(&p->v);
@@ -407,6 +409,26 @@ PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float 
     }
 }
 
+/* Rows that see no key: zeros, and lse = -inf. */
+PTX_INLINE void store_nothing(const attn__forward_params *p, const tile *t)
+{
+    const int end = min(t->row + ROWS, t->queries);
+    for (int query = t->row + thread_number() / 4; query < end && !p->merge; query += CONSUMERS / 4) {
+        const int64_t token = t->first_q + query;
+        const int64_t at = t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
+        for (int column = thread_number() & 3; column < p->dim_v; column += 4) {
+            if (p->out_f32) {
+                ((float *)p->o.data)[at + column] = 0.0F;
+            } else {
+                ((uint16_t *)p->o.data)[at + column] = 0;
+            }
+        }
+        if (p->lse.data != nullptr && (thread_number() & 3) == 0) {
+            ((float *)p->lse.data)[t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token] = -INFINITE;
+        }
+    }
+}
+
 /* ---- masked values that are no numbers ---- */
 
 /*
@@ -415,74 +437,73 @@ PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float 
  * is no number, the row is computed anew from memory, over the keys that it sees alone.
  */
 
-PTX_INLINE float element(const void *array, int64_t at)
-{
-    return unpack(((const uint16_t *)array)[at]);
-}
-
-/* Does any of the thread's columns of V hold no number, among the keys [from, to)? */
-PTX_INLINE bool no_numbers(const attn__forward_params *p, int64_t v_at, int from, int to)
+/* Does any of the thread's columns of V hold no number, among the keys [from, to)?  v: the row of key 0. */
+PTX_INLINE bool no_numbers(const attn__forward_params *p, const uint16_t *v, int from, int to)
 {
     bool found = false;
+#pragma unroll 1
     for (int key = from; key < to; key++) {
+        const uint16_t *row = v + key * p->v_rows.token;
+#pragma unroll 1
         for (int column = 2 * (thread_number() & 3); column < p->dim_v; column += 8) {
-            const int64_t at = v_at + key * p->v_rows.token + column;
-            const float a = element(p->v_rows.data, at), b = element(p->v_rows.data, at + 1);
-            found = found || !(fabsf(a) < INFINITE) || !(fabsf(b) < INFINITE);
+            found = found || !(fabsf(unpack(row[column])) < INFINITE) || !(fabsf(unpack(row[column + 1])) < INFINITE);
         }
     }
     return found;
 }
 
-/* All four threads of a row. */
-PTX_INLINE float score(const attn__forward_params *p, int64_t q_at, int64_t k_at)
+/* The score of a pair, by the four threads of a row. */
+PTX_INLINE float score(const attn__forward_params *p, const uint16_t *q, const uint16_t *k)
 {
     float sum = 0.0F;
+#pragma unroll 1
     for (int i = thread_number() & 3; i < p->dim_qk; i += 4) {
-        sum = fmaf(element(p->q_rows.data, q_at + i), element(p->k_rows.data, k_at + i), sum);
+        sum = fmaf(unpack(q[i]), unpack(k[i]), sum);
     }
     sum += __shfl_xor_sync(0xffffffffU, sum, 1);
     sum += __shfl_xor_sync(0xffffffffU, sum, 2);
     return p->negate ? -sum : sum;
 }
 
+PTX_INLINE const uint16_t *row_of(const attn__forward_tensor *x, int batch, int head, int token)
+{
+    return (const uint16_t *)x->data + batch * x->batch + head * x->head + token * x->token;
+}
+
 /* The rows r of a warp: those with `broken` are made anew. */
 PTX_INLINE void repair_row(const attn__forward_params *p, const tile *t, float *o, const state *st, int r, int query,
                            bool broken)
 {
-    const int64_t q_at = t->batch * p->q_rows.batch + t->head * p->q_rows.head + (t->first_q + query) * p->q_rows.token;
-    const int64_t k_at = t->batch * p->k_rows.batch + t->head / p->group * p->k_rows.head + t->first_kv * p->k_rows.token;
-    const int64_t v_at = t->batch * p->v_rows.batch + t->head / p->group * p->v_rows.head + t->first_kv * p->v_rows.token;
+    const uint16_t *v = row_of(&p->v_rows, t->batch, t->head / p->group, t->first_kv);
     const int from = max(0, query + t->low), to = min(t->keys, query + t->high + 1);
     const int begin = t->first * KEYS, end = min(t->keys, (t->first + t->count) * KEYS);
-    broken = broken && (no_numbers(p, v_at, begin, min(from, end)) || no_numbers(p, v_at, max(to, begin), end));
+    broken = broken && (no_numbers(p, v, begin, min(from, end)) || no_numbers(p, v, max(to, begin), end));
     broken = __shfl_xor_sync(0xffffffffU, broken, 1) || broken;
     broken = __shfl_xor_sync(0xffffffffU, broken, 2) || broken;
     if (!__any_sync(0xffffffffU, broken)) {
         return;
     }
+    const uint16_t *q = row_of(&p->q_rows, t->batch, t->head, t->first_q + (broken ? query : 0));
     const float used = st->max[r] * p->scale_log2;
-    const int column = 2 * (thread_number() & 3);
-    if (broken) {
+    const int column = 2 * (thread_number() & 3), columns = broken ? p->dim_v - column : 0;
 #pragma unroll
-        for (int i = 0; i < OUTPUT / 4; i++) {
-            o[4 * i + 2 * r] = o[4 * i + 2 * r + 1] = 0.0F;
-        }
+    for (int i = 0; i < OUTPUT / 4; i++) {
+        o[4 * i + 2 * r] = broken ? 0.0F : o[4 * i + 2 * r];
+        o[4 * i + 2 * r + 1] = broken ? 0.0F : o[4 * i + 2 * r + 1];
     }
-    int most = broken ? to - from : 0;
-    most = __reduce_max_sync(0xffffffffU, most);
+    const int most = __reduce_max_sync(0xffffffffU, broken ? to - from : 0);
+#pragma unroll 1
     for (int i = 0; i < most; i++) { /* all threads, for the sums across four of them */
         const int key = min(from + i, t->keys - 1);
-        const float s = score(p, broken ? q_at : 0, k_at + key * p->k_rows.token);
-        const float w = ptx_exp2(fmaf(s, p->scale_log2, -used));
-        if (broken && from + i < to) {
+        const uint16_t *k = row_of(&p->k_rows, t->batch, t->head / p->group, t->first_kv + key);
+        const float w = ptx_exp2(fmaf(score(p, q, k), p->scale_log2, -used));
+        const uint16_t *values = v + key * p->v_rows.token + column;
+        const int seen = from + i < to ? columns : 0;
 #pragma unroll
-            for (int j = 0; j < OUTPUT / 4; j++) {
-                if (8 * j + column < p->dim_v) {
-                    const int64_t at = v_at + key * p->v_rows.token + 8 * j + column;
-                    o[4 * j + 2 * r] = fmaf(w, element(p->v_rows.data, at), o[4 * j + 2 * r]);
-                    o[4 * j + 2 * r + 1] = fmaf(w, element(p->v_rows.data, at + 1), o[4 * j + 2 * r + 1]);
-                }
+        for (int j = 0; j < OUTPUT / 4; j++) {
+            if (8 * j < seen) {
+                o[4 * j + 2 * r] = fmaf(w, unpack(values[8 * j]), o[4 * j + 2 * r]);
+                o[4 * j + 2 * r + 1] = fmaf(w, unpack(values[8 * j + 1]), o[4 * j + 2 * r + 1]);
             }
         }
     }
@@ -531,97 +552,134 @@ PTX_INLINE void pass_turn(void)
     ptx_arrive(TURN + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-PTX_INLINE uint32_t q_rows(shared_memory *m)
+/* The same in all threads of a warp, and known to be. */
+PTX_INLINE int uniform(int x)
 {
-    return ptx_shared(m->q) + thread_number() / 128 * 64 * 128;
+    return __shfl_sync(0xffffffffU, x, 0);
 }
 
-PTX_INLINE void walk(const attn__forward_params *p, shared_memory *m, const tile *t, uint32_t step,
-                     float *o, state *st)
+PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
 {
-    float s[SCORES], factor[2];
-    uint32_t weights[SCORES / 2];
-    int key = (t->first + t->count - 1) * KEYS;
     ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
-    take_turn();
+}
+
+PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step)
+{
+    const uint32_t rows = thread_number() / 128 * 64 * 128;
     ptx_wgmma_fence();
-    product_s(s, q_rows(m), ptx_shared(m->k[stage_of(step)]));
+    product_s(s, ptx_shared(m->q[turn % Q_STAGES]) + rows, ptx_shared(m->k[stage_of(step)]));
     ptx_wgmma_commit();
-    pass_turn();
-    PTX_WGMMA_WAIT(0);
+}
+
+PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uint32_t step)
+{
+    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
+    ptx_wgmma_fence();
+    product_o(o, weights, ptx_shared(m->v[stage_of(step)]));
+    ptx_wgmma_commit();
+}
+
+/* The tile of a turn; those that see no key are stored on the way. */
+PTX_INLINE const tile *next_tile(const attn__forward_params *p, shared_memory *m, uint32_t *turn)
+{
+    for (;; *turn += 1) {
+        const tile *t = &m->tile[*turn % TILES];
+        ptx_barrier_wait(ptx_shared(&m->q_full[*turn % Q_STAGES]), *turn / Q_STAGES & 1);
+        if (t->count != 0) {
+            return t;
+        }
+        store_nothing(p, t);
+        arrive(&m->q_empty[*turn % Q_STAGES]);
+    }
+}
+
+/* The scores of a step are there: the stage is free, and the scores become weights. */
+PTX_INLINE void take_s(const attn__forward_params *p, shared_memory *m, const tile *t, float *s, state *st,
+                       float *factor, int key, uint32_t step)
+{
     ptx_hold(s, SCORES);
     arrive(&m->k_empty[stage_of(step)]);
-    step++;
     if (is_cut(t, key) || p->negate) {
         cut(s, p, t, key);
     }
     soften(s, st, factor, p->scale_log2);
-    round_weights(weights, s);
-#pragma unroll 1
-    for (int i = 1; i < t->count; i++) {
-        key -= KEYS;
-        ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
-        take_turn();
-        ptx_wgmma_fence();
-        product_s(s, q_rows(m), ptx_shared(m->k[stage_of(step)]));
-        ptx_wgmma_commit();
-        ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step - 1)]), parity_of(step - 1));
-        ptx_wgmma_fence();
-        product_o(o, weights, ptx_shared(m->v[stage_of(step - 1)]));
-        ptx_wgmma_commit();
-        pass_turn();
-        PTX_WGMMA_WAIT(1);
-        ptx_hold(s, SCORES);
-        arrive(&m->k_empty[stage_of(step)]);
-        if (is_cut(t, key) || p->negate) {
-            cut(s, p, t, key);
-        }
-        soften(s, st, factor, p->scale_log2);
-        PTX_WGMMA_WAIT(0);
-        ptx_hold(o, OUTPUT);
-        arrive(&m->v_empty[stage_of(step - 1)]);
-        step++;
-        multiply(o, factor);
-        round_weights(weights, s);
-    }
-    arrive(&m->q_empty);
-    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step - 1)]), parity_of(step - 1));
-    ptx_wgmma_fence();
-    product_o(o, weights, ptx_shared(m->v[stage_of(step - 1)]));
-    ptx_wgmma_commit();
-    PTX_WGMMA_WAIT(0);
-    ptx_hold(o, OUTPUT);
-    arrive(&m->v_empty[stage_of(step - 1)]);
 }
 
 PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
 {
-    uint32_t step = 0;
+    uint32_t step = 0, turn = 0;
+    float s[SCORES], o[OUTPUT], factor[2];
+    uint32_t weights[SCORES / 2];
     if (thread_number() / 128 == GROUPS - 1) {
         pass_turn();
     }
+    const tile *t = next_tile(p, m, &turn);
+    int count = uniform(t->count);
+    if (count > 0) {
+        wait_k(m, step);
+    }
+    take_turn();
+    issue_s(m, s, turn, step);
+    pass_turn();
 #pragma unroll 1
-    for (int turn = 0;; turn++) {
-        const tile *t = &m->tile[turn & 1];
-        ptx_barrier_wait(ptx_shared(&m->q_full), turn & 1);
-        if (t->count < 0) {
-            break;
-        }
+    while (count > 0) {
         state st = {{-INFINITE, -INFINITE}, {0.0F, 0.0F}};
-        float o[OUTPUT];
+        int key = (t->first + t->count - 1) * KEYS;
 #pragma unroll
         for (int i = 0; i < OUTPUT; i++) {
             o[i] = 0.0F;
         }
-        if (t->count > 0) {
-            walk(p, m, t, step, o, &st);
-            step += t->count;
-            repair(p, t, o, &st);
-        } else {
-            arrive(&m->q_empty);
+        PTX_WGMMA_WAIT(0);
+        take_s(p, m, t, s, &st, factor, key, step);
+        round_weights(weights, s);
+#pragma unroll 1
+        for (int i = 1; i < count; i++, step++) {
+            key -= KEYS;
+            wait_k(m, step + 1);
+            take_turn();
+            issue_s(m, s, turn, step + 1);
+            issue_o(m, o, weights, step);
+            pass_turn();
+            PTX_WGMMA_WAIT(1);
+            take_s(p, m, t, s, &st, factor, key, step + 1);
+            PTX_WGMMA_WAIT(0);
+            ptx_hold(o, OUTPUT);
+            arrive(&m->v_empty[stage_of(step)]);
+            multiply(o, factor);
+            round_weights(weights, s);
         }
+        arrive(&m->q_empty[turn % Q_STAGES]);
+        turn++;
+        take_turn();
+        issue_o(m, o, weights, step);
+        const tile *next = next_tile(p, m, &turn);
+        count = uniform(next->count);
+        if (count > 0) {
+            wait_k(m, step + 1);
+        }
+        /* The next tile's first product runs while this one is stored, where there are registers for both.  After
+         * the last tile it is a product of nothing: no branch may part the products. */
+        if (OVERLAP) {
+            issue_s(m, s, turn, step + 1);
+            pass_turn();
+            PTX_WGMMA_WAIT(1);
+        } else {
+            pass_turn();
+            PTX_WGMMA_WAIT(0);
+        }
+        ptx_hold(o, OUTPUT);
+        arrive(&m->v_empty[stage_of(step)]);
+        step++;
+        repair(p, t, o, &st);
         store(p, t, o, &st);
+        if (!OVERLAP) {
+            take_turn();
+            issue_s(m, s, turn, step);
+            pass_turn();
+        }
+        t = next;
     }
+    PTX_WGMMA_WAIT(0);
     if (thread_number() < 128) {
         take_turn();
     }
@@ -632,8 +690,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) flash_forward(const __g
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *m = (shared_memory *)memory;
     if (threadIdx.x == 0) {
-        ptx_barrier_init(ptx_shared(&m->q_full), 1);
-        ptx_barrier_init(ptx_shared(&m->q_empty), 4 * GROUPS);
+        for (int i = 0; i < Q_STAGES; i++) {
+            ptx_barrier_init(ptx_shared(&m->q_full[i]), 1);
+            ptx_barrier_init(ptx_shared(&m->q_empty[i]), 4 * GROUPS);
+        }
         for (int i = 0; i < STAGES; i++) {
             ptx_barrier_init(ptx_shared(&m->k_full[i]), 1);
             ptx_barrier_init(ptx_shared(&m->v_full[i]), 1);
