@@ -29,7 +29,7 @@ set(ATTN_KERNEL
     src/kernel/naive.c
     src/kernel/reference.c
     src/kernel/table.c
-    src/kernel/cuda/choose.c
+    src/kernel/cuda_choose.c
     src/kernel/cpu/flash_amx.c
     src/kernel/cpu/flash_avx2.c
     src/kernel/cpu/flash_avx512.c
@@ -39,15 +39,23 @@ set(ATTN_KERNEL
 
 # One of the two: with a CUDA compiler or without (cmake/cuda.cmake).
 set(ATTN_KERNEL_NO_CUDA
-    src/kernel/cuda/absent.c)
+    src/kernel/cuda_absent.c)
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
+    src/kernel/cuda/few.c
     src/kernel/cuda/images.c
     src/kernel/cuda/public.c
     src/kernel/cuda/table.c)
 
 # each becomes a cubin of that name
-set(ATTN_CUBINS)
+set(ATTN_CUBINS
+    src/kernel/cuda/few_bf16_128.cu
+    src/kernel/cuda/few_bf16_256.cu
+    src/kernel/cuda/few_bf16_64.cu
+    src/kernel/cuda/few_f16_128.cu
+    src/kernel/cuda/few_f16_256.cu
+    src/kernel/cuda/few_f16_64.cu
+    src/kernel/cuda/few_merge.cu)
 
 set(ATTN_COMM
     src/comm/local.c)

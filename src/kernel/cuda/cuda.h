@@ -112,7 +112,7 @@ typedef struct attn__cuda_kernel {
 /* The one ordered table, best first (table.c); ends with a NULL entry. */
 extern const attn__cuda_kernel *const attn__cuda_kernels[];
 
-/* ---- the choice (choose.c): as of the CPU's kernels, kernel.h ---- */
+/* ---- the choice (../cuda_choose.c): as of the CPU's kernels, kernel.h ---- */
 
 /* Why `kernel` does not take `call`, or NULL if it does. */
 const char *attn__cuda_refusal(const attn__cuda_kernel *kernel, const attn__cuda_call *call, bool backward);

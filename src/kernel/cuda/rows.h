@@ -7,4 +7,6 @@
 
 #include "kernel/cuda/cuda.h"
 
+extern const attn__cuda_kernel attn__cuda_few_sm90;
+
 #endif

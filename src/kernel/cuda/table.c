@@ -7,5 +7,6 @@
 #include "kernel/cuda/rows.h"
 
 const attn__cuda_kernel *const attn__cuda_kernels[] = {
+    &attn__cuda_few_sm90,
     NULL,
 };

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * choose.c - the choice of a CUDA kernel, by the rules of the CPU's table: the first row that neither refuses
- * nor declines a problem.
+ * cuda_choose.c - the choice of a CUDA kernel, by the rules of the CPU's table: the first row that neither
+ * refuses nor declines a problem.
  */
 #include <stdio.h>
 #include <string.h>

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * absent.c - in place of the CUDA kernels, and of all of include/attn/cuda.h, where the library is built
+ * cuda_absent.c - in place of the CUDA kernels, and of all of include/attn/cuda.h, where the library is built
  * without CUDA's compiler.
  */
 #include <stddef.h>

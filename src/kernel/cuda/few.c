@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few.c - the row few-sm90: few query rows against many keys, bf16 and fp16; launches few.cuh, then
+ * few_merge.cu.
+ */
+#include <math.h>
+#include <string.h>
+
+#include "kernel/cuda/driver.h"
+#include "kernel/cuda/few_params.h"
+#include "kernel/cuda/rows.h"
+
+enum {
+    MOST_ROWS = 128,        /* beyond, a kernel whose tiles are full of rows is faster */
+    MOST_SHARED = 227 << 10 /* of a block, which is then alone on its multiprocessor */
+};
+static const int64_t far_away = (int64_t)1 << 40; /* further than any key from any query */
+
+static int64_t tiles(const attn__cuda_call *call)
+{
+    return attn__ceil_div(call->tokens_q * (call->heads_q / call->heads_kv), FEW_ROWS);
+}
+
+static int64_t tile_rows(const attn__cuda_call *call)
+{
+    return attn__min(call->tokens_q * (call->heads_q / call->heads_kv), FEW_ROWS);
+}
+
+static bool limited(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    return call->sms > 0 && call->sms < device->sms;
+}
+
+/* The dims that the kernel is made for: 64, 128 or 256. */
+static unsigned padded_dim(const attn__cuda_call *call)
+{
+    int64_t dim = attn__max(call->dim_qk, call->dim_v);
+    return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
+}
+
+/* As many as run at once, but no more than the longest sequences that may come have work for. */
+static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    int64_t units = call->cu_kv != NULL ? call->total_kv / FEW_UNIT + call->batch
+                                        : attn__ceil_div(call->tokens_kv, FEW_UNIT) * call->batch;
+    int64_t useful = units * tiles(call) * call->heads_kv / FEW_LEAST;
+    int64_t most = limited(call, device) ? call->sms : FEW_BLOCKS(padded_dim(call)) * (int64_t)device->sms;
+    return attn__max(attn__min(useful, most), 1);
+}
+
+/* ---- what it takes ---- */
+
+/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, and none of 0 where there are several. */
+static bool aligned(const attn__cuda_tensor *t, int64_t batch, int64_t heads, int64_t tokens, int64_t size)
+{
+    const int64_t strides[] = {t->batch, t->head, t->token}, counts[] = {batch, heads, tokens};
+    for (int i = 0; i < 3; i++) {
+        bool fits = strides[i] > 0 && strides[i] < far_away / size && strides[i] * size % 16 == 0;
+        if (counts[i] > 1 && !fits) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static const char *rejects_layout(const attn__cuda_call *call)
+{
+    int64_t batch_q = call->cu_q != NULL ? 1 : call->batch, batch_kv = call->cu_kv != NULL ? 1 : call->batch;
+    int64_t tokens_q = call->cu_q != NULL ? call->total_q : call->tokens_q;
+    int64_t tokens_kv = call->cu_kv != NULL ? call->total_kv : call->tokens_kv;
+    int64_t out = (int64_t)attn_dtype_size(call->dtype_out);
+    if (!aligned(&call->q, batch_q, call->heads_q, tokens_q, 2) ||
+        !aligned(&call->k, batch_kv, call->heads_kv, tokens_kv, 2) ||
+        !aligned(&call->v, batch_kv, call->heads_kv, tokens_kv, 2) ||
+        !aligned(&call->o, batch_q, call->heads_q, tokens_q, out)) {
+        return "takes strides of batch, head and token that are multiples of 16 bytes and above 0";
+    }
+    return tokens_kv >= INT32_MAX || call->batch >= INT32_MAX ? "takes fewer than 2^31 keys and sequences"
+                                                              : NULL;
+}
+
+static const char *rejects(const attn__cuda_call *call, bool backward)
+{
+    if (backward) {
+        return "computes no gradients";
+    }
+    if (call->dtype == ATTN_F32) {
+        return "takes fp16 and bf16";
+    }
+    if (call->dim_qk > 256 || call->dim_v > 256 || call->dim_qk % 8 != 0 || call->dim_v % 8 != 0) {
+        return "takes head dimensions that are multiples of 8, up to 256";
+    }
+    if (call->tokens_q * (call->heads_q / call->heads_kv) > INT32_MAX / 2) {
+        return "takes fewer query rows a kv head";
+    }
+    if (call->merge && call->lse.data == NULL) {
+        return "merges only with an lse";
+    }
+    return rejects_layout(call);
+}
+
+static const char *declines(const attn__cuda_call *call, bool backward)
+{
+    (void)backward;
+    return call->tokens_q * (call->heads_q / call->heads_kv) > MOST_ROWS
+               ? "is for few query rows a kv head: up to 128 of tokens times heads of a group"
+               : NULL;
+}
+
+/* ---- workspace ---- */
+
+/* Where its three arrays begin, in bytes, and its size. */
+typedef struct room {
+    size_t stats, parts, size;
+} room;
+
+static room room_of(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    room r;
+    size_t rows = (size_t)(blocks(call, device) * 2 * tile_rows(call));
+    r.stats =
+        rows * (size_t)call->dim_v * sizeof(float); /* dim_v is a multiple of 8: float2 fits behind it */
+    r.parts = r.stats + rows * 2 * sizeof(float);
+    r.size = r.parts + (size_t)(call->batch * call->heads_kv * tiles(call)) * 2 * sizeof(int32_t);
+    return r;
+}
+
+static size_t workspace_size(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    return room_of(call, device).size;
+}
+
+/* ---- launch ---- */
+
+/* Boxes of `keys` rows of 64 dims; a stride of a dimension of 1 is never used, but must be a legal one. */
+static attn_status make_map(few_map *map, const attn__cuda_call *call, const attn__cuda_tensor *t,
+                            int64_t dim, unsigned keys)
+{
+    bool varlen = call->cu_kv != NULL;
+    int64_t tokens = varlen ? call->total_kv : call->tokens_kv, batch = varlen ? 1 : call->batch;
+    const int64_t counts[] = {tokens, call->heads_kv, batch}, strides[] = {t->token, t->head, t->batch};
+    cuuint64_t sizes[4] = {(cuuint64_t)dim}, bytes[3];
+    const cuuint32_t box[4] = {64, keys, 1, 1}, steps[4] = {1, 1, 1, 1};
+    for (int i = 0; i < 3; i++) {
+        sizes[i + 1] = (cuuint64_t)attn__max(counts[i], 1);
+        bytes[i] = counts[i] > 1 ? (cuuint64_t)strides[i] * 2 : 512;
+    }
+    CUtensorMapDataType type =
+        call->dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    CUtensorMap made;
+    ATTN__TRY(attn__cuda_check(
+        attn__cuda.tensor_map(&made, type, 4, t->data, sizes, bytes, box, steps,
+                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        "the layout of K or V"));
+    memcpy(map, &made, sizeof *map);
+    return ATTN_OK;
+}
+
+static few_tensor tensor(const attn__cuda_tensor *t)
+{
+    return (few_tensor){t->data, t->batch, t->head, t->token};
+}
+
+static int64_t clamp(int64_t x)
+{
+    return attn__max(attn__min(x, far_away), -far_away);
+}
+
+/* Warps of few_merge for a row, by the parts that a tile may have. */
+static int32_t team(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    int64_t long_ones = call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
+    int64_t parts = blocks(call, device) / (long_ones * call->heads_kv) + 2;
+    return parts > 12 ? 8 : parts > 6 ? 4 : parts > 3 ? 2 : 1;
+}
+
+static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device, void *workspace)
+{
+    room r = room_of(call, device);
+    char *begin = workspace;
+    p->q = tensor(&call->q);
+    p->values = tensor(&call->v);
+    p->o = tensor(&call->o);
+    p->lse = tensor(&call->lse);
+    p->cu_q = call->cu_q;
+    p->cu_kv = call->cu_kv;
+    p->left = clamp(call->left);
+    p->right = clamp(call->right);
+    p->shift = clamp(call->shift);
+    p->partial = (float *)begin;
+    p->stats = (float *)(begin + r.stats);
+    p->parts = (int32_t *)(begin + r.parts);
+    p->scale = (float)(call->scale * 1.4426950408889634); /* log2 e */
+    p->batch = (int32_t)call->batch;
+    p->heads_kv = (int32_t)call->heads_kv;
+    p->group = (int32_t)(call->heads_q / call->heads_kv);
+    p->tokens_q = (int32_t)call->tokens_q;
+    p->tokens_kv = (int32_t)call->tokens_kv;
+    p->dim_qk = (int32_t)call->dim_qk;
+    p->dim_v = (int32_t)call->dim_v;
+    p->tiles = (int32_t)tiles(call);
+    p->rows = (int32_t)tile_rows(call);
+    p->team = team(call, device);
+    p->dtype_out = (int32_t)call->dtype_out;
+    p->shifted = call->shifted;
+    p->merge = call->merge;
+}
+
+static attn_status make_maps(few_params *p, const attn__cuda_call *call)
+{
+    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, FEW_KEYS));
+    ATTN__TRY(make_map(&p->v, call, &call->v, call->dim_v, FEW_KEYS));
+    ATTN__TRY(make_map(&p->k_unit, call, &call->k, call->dim_qk, FEW_UNIT));
+    return make_map(&p->v_unit, call, &call->v, call->dim_v, FEW_UNIT);
+}
+
+static attn_status launch_few(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
+                              void *stream)
+{
+    static const char *const images[2][3] = {{"few_f16_64", "few_f16_128", "few_f16_256"},
+                                             {"few_bf16_64", "few_bf16_128", "few_bf16_256"}};
+    unsigned dim = padded_dim(call);
+    attn__cuda_launch launch = {
+        .grid = {(unsigned)blocks(call, device), 1, 1},
+        .block = FEW_THREADS,
+        .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim),
+        .overlap = true,
+        .stream = stream,
+    };
+    ATTN__TRY(make_maps(p, call));
+    ATTN__TRY(attn__cuda_function(&launch.function, device, images[call->dtype == ATTN_BF16][dim / 128],
+                                  "few", launch.shared));
+    ATTN__CUDA_TRY(
+        attn__cuda.function_set(launch.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));
+    return attn__cuda_enqueue(&launch, (void *[]){p});
+}
+
+static attn_status launch_merge(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
+                                void *stream)
+{
+    int64_t rows = call->batch * call->heads_kv * p->tiles * p->rows;
+    attn__cuda_launch launch = {
+        .grid = {(unsigned)attn__ceil_div(rows * p->team, FEW_MERGE_THREADS / 32), 1, 1},
+        .block = FEW_MERGE_THREADS,
+        .overlap = true,
+        .stream = stream,
+    };
+    ATTN__TRY(attn__cuda_function(&launch.function, device, "few_merge", "few_merge", 0));
+    return attn__cuda_enqueue(&launch, (void *[]){p});
+}
+
+static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                          void *stream)
+{
+    few_params p;
+    fill(&p, call, device, workspace);
+    if (tiles(call) == 0 || call->batch == 0) {
+        return ATTN_OK; /* no row is asked for */
+    }
+    ATTN__TRY(launch_few(&p, call, device, stream));
+    return launch_merge(&p, call, device, stream);
+}
+
+static attn_status forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                           void *stream)
+{
+    const void *const starts[] = {call->q.data, call->k.data, call->v.data, call->o.data, workspace};
+    for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
+        if ((uintptr_t)starts[i] % 16 != 0) {
+            return attn__fail(ATTN_EUNSUPPORTED,
+                              "few-sm90 takes tensors whose first element lies at a multiple of 16 bytes");
+        }
+    }
+    ATTN__TRY(attn__cuda_enter(device));
+    attn_status status = launch(call, device, workspace, stream);
+    attn__cuda_leave();
+    return status;
+}
+
+const attn__cuda_kernel attn__cuda_few_sm90 = {
+    .name = "few-sm90",
+    .summary = "few query rows against many keys, split over the keys; bf16 and fp16 on wgmma",
+    .rounds_weights = true,
+    .rejects = rejects,
+    .declines = declines,
+    .forward_workspace = workspace_size,
+    .forward = forward,
+};

@@ -1,0 +1,463 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few.cuh - the forward of few query rows against many keys, at the speed of memory; a short .cu file for each
+ * head dimension and dtype includes this.
+ *
+ * METHOD.  The query heads of a kv head and their tokens are the rows of one tile, so that K and V are read
+ * once for all of them; the keys are shared by all blocks (few_share.cuh; the idea of Flash-Decoding, Dao et
+ * al. 2023, with the even cut of Stream-K, Osama et al., arXiv 2301.03598), and few_merge.cu merges what they
+ * found.  A block is one warp that lets the copy engine fill a ring of tiles of K and V in turn, and a warpgroup:
+ *
+ *     S = Q K^T            wgmma, both in shared memory; 64 rows, whatever of them is used
+ *     P = exp2(S * scale - max), sum     in registers, fp32
+ *     O += P V             wgmma, P in registers, rounded to the dtype of the inputs
+ *
+ * Two blocks live on a multiprocessor, so that one computes while the other waits; with 256 dims one, which has
+ * the time.
+ *
+ * MASK, NaN.  A masked score is replaced by -inf.  Where a tile of V has keys that not all rows see, elements of
+ * theirs that are not finite become 0 before the product, and are added to the rows that see them after it.
+ *
+ * COST.  The bytes of K and V, once.  A product takes 64 rows' time for any number of rows: with 64-dim heads,
+ * where it is worst, about 40 % of the time that a block's bytes need.  Partials: 2 * 132 * 64 rows at most.
+ */
+#include "kernel/cuda/few_share.cuh"
+
+enum {
+    DIM = FEW_DIM,
+    KEYS = FEW_KEYS,
+    STAGE = KEYS * DIM * 2, /* bytes */
+    SLABS = DIM / 64,       /* of 64 dims, 128 bytes, of all rows or keys: one behind the other */
+    STAGES = FEW_STAGES(DIM),
+    RING = FEW_ROWS * DIM * 2, /* where the ring begins, behind Q */
+    BARRIERS = RING + STAGES * STAGE,
+    COMPUTING = 128, /* threads */
+    WARPS = COMPUTING / 32
+};
+
+/* Where the ring is: a stage and how often it has gone round. */
+typedef struct few_turn {
+    uint32_t stage, parity;
+} few_turn;
+
+FEW void turn_on(few_turn *t)
+{
+    if (++t->stage == STAGES) {
+        t->stage = 0;
+        t->parity ^= 1;
+    }
+}
+
+FEW uint32_t full_barrier(uint32_t shared, few_turn t)
+{
+    return shared + BARRIERS + t.stage * 16;
+}
+
+FEW uint32_t empty_barrier(uint32_t shared, few_turn t)
+{
+    return full_barrier(shared, t) + 8;
+}
+
+/* The key after the last of the share's part of this tile. */
+FEW int share_end(const few_share *c)
+{
+    return min(c->tile.lo + c->last * FEW_UNIT, c->tile.hi);
+}
+
+/* ---- the warp that loads ---- */
+
+/* Keys from..from + keys - 1 of the tile's sequence to a stage of the ring; boxes of whole stages or of units. */
+FEW void load_stage(const few_params *p, const few_share *c, const few_map *whole, const few_map *unit, uint32_t shared,
+                    few_turn *t, int from, int keys, uint64_t policy)
+{
+    uint32_t full = full_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
+    int z = c->head, w = p->cu_kv != nullptr ? 0 : c->b;
+    int y = (int)(c->sequence.k0 + from);
+    mbarrier_wait(empty_barrier(shared, *t), t->parity ^ 1);
+    if (keys > KEYS - FEW_UNIT) {
+        mbarrier_expect(full, STAGE);
+#pragma unroll
+        for (int slab = 0; slab < SLABS; slab++) {
+            tma_load_4d(to + slab * KEYS * 128, whole, full, slab * 64, y, z, w, policy);
+        }
+    } else {
+        int units = (keys + FEW_UNIT - 1) / FEW_UNIT;
+        mbarrier_expect(full, (uint32_t)units * FEW_UNIT * DIM * 2);
+        for (int u = 0; u < units; u++) {
+#pragma unroll
+            for (int slab = 0; slab < SLABS; slab++) {
+                tma_load_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, slab * 64, y + u * FEW_UNIT, z,
+                            w, policy);
+            }
+        }
+    }
+    turn_on(t);
+}
+
+FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
+{
+    few_turn turn = {0, 0};
+    uint64_t policy = policy_evict_first();
+    do {
+        int end = share_end(c);
+        for (int key = c->tile.lo + c->first * FEW_UNIT; key < end; key += KEYS) {
+            int keys = min(end - key, (int)KEYS);
+            load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, policy);
+            load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, policy);
+        }
+    } while (few_share_next(p, c));
+}
+
+/* ---- the warpgroup that computes ---- */
+
+/* A thread's part of a tile: two rows 8 apart, of which it has 2 neighbours of every 8 columns. */
+typedef struct few_state {
+    float o[DIM / 2], most[2], sum[2];
+    int lo[2], hi[2]; /* keys that the rows see, of this share */
+    int end;          /* of this share */
+    bool idle;        /* none of the warp's rows is used */
+} few_state;
+
+/* The compiler shall not move what reads these registers to before this place. */
+FEW void pin(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        asm volatile("" : "+f"(x[i])::"memory");
+    }
+}
+
+/* The tile's rows of Q, swizzled; zeros where a warp has rows that are not used. */
+FEW void load_q(const few_params *p, const few_share *c, unsigned char *q)
+{
+    int used = (c->tile.rows + 15) / 16 * 16;
+    const uint16_t *from = (const uint16_t *)p->q.data;
+#pragma unroll 4
+    for (int i = (int)threadIdx.x; i < used * (DIM / 8); i += COMPUTING) {
+        int row = i / (DIM / 8), piece = i % (DIM / 8);
+        int in_head = c->index * FEW_ROWS + row;
+        uint4 x = make_uint4(0, 0, 0, 0);
+        if (row < c->tile.rows && piece * 8 < p->dim_qk) {
+            int64_t head = (int64_t)c->head * p->group + in_head % p->group;
+            x = *(const uint4 *)(from + few_offset(&p->q, &c->sequence, c->b, head, in_head / p->group) + piece * 8);
+        }
+        *(uint4 *)(q + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16) = x;
+    }
+}
+
+FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
+{
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    s->end = share_end(c);
+    s->idle = warp * 16 >= c->tile.rows;
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++) {
+        s->o[i] = 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = min(warp * 16 + lane / 4 + 8 * r, c->tile.rows - 1);
+        int token = (c->index * FEW_ROWS + row) / p->group;
+        s->lo[r] = few_lo(p, &c->sequence, token);
+        s->hi[r] = min(few_hi(p, &c->sequence, token), s->end);
+        s->most[r] = -INFINITY;
+        s->sum[r] = 0.0f;
+    }
+}
+
+/* scores[64][KEYS] = Q K^T */
+FEW void multiply_scores(float *scores, uint32_t q, uint32_t k)
+{
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+        uint32_t inside = i % 4 * 32;
+        FEW_WGMMA_S(scores, wgmma_matrix(q + i / 4 * (FEW_ROWS * 128) + inside, 16, 1024),
+                    wgmma_matrix(k + i / 4 * (KEYS * 128) + inside, 16, 1024), i > 0);
+    }
+    wgmma_commit();
+    wgmma_wait(0);
+    pin(scores, KEYS / 2);
+}
+
+/* o += weights V */
+FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
+{
+    pin(o, DIM / 2);
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) {
+        FEW_WGMMA_O(o, weights + 4 * i, wgmma_matrix(v + i * (16 * 128), KEYS * 128, 1024));
+    }
+    wgmma_commit();
+    wgmma_wait(0);
+    pin(o, DIM / 2);
+}
+
+/* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
+FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool masked, float scale)
+{
+    int column = 2 * (int)(threadIdx.x % 4);
+    float most[2] = {s->most[0], s->most[1]}, sum[2] = {0.0f, 0.0f}, used[2];
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        int r = i / 2 % 2;
+        scores[i] *= scale;
+        if (masked) {
+            int at = key + i / 4 * 8 + column + i % 2;
+            scores[i] = at < s->lo[r] || at >= s->hi[r] ? -INFINITY : scores[i];
+        }
+        most[r] = fmaxf(most[r], scores[i]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+        used[r] = most[r] == -INFINITY ? 0.0f : most[r];
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 2; i++) {
+        int r = i / 2 % 2;
+        scores[i] = exp2_fast(scores[i] - used[r]);
+        sum[r] += scores[i];
+    }
+#pragma unroll
+    for (int i = 0; i < KEYS / 4; i++) {
+        weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
+    }
+    float fade[2] = {exp2_fast(s->most[0] - used[0]), exp2_fast(s->most[1] - used[1])};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s->sum[r] = s->sum[r] * fade[r] + sum[r];
+        s->most[r] = most[r];
+    }
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++) {
+        s->o[i] *= fade[i / 2 % 2];
+    }
+}
+
+/* ---- V that is not finite under a mask ---- */
+
+FEW bool not_finite(uint32_t half)
+{
+    return (half & FEW_EXPONENT) == FEW_EXPONENT;
+}
+
+/* Does a row of the tile not see this key? */
+FEW bool unseen(const few_share *c, int end, int key)
+{
+    return key < c->tile.all_lo || key >= min(c->tile.all_hi, end);
+}
+
+/* Zeroes, in the tile of V from `key` on, what is not finite of keys that not all rows see; true if some row sees such
+ * a key. */
+FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
+{
+    bool found = false;
+    for (int i = (int)threadIdx.x; i < STAGE / 16; i += COMPUTING) {
+        int at = key + i / 8 % KEYS;
+        if (!unseen(c, end, at)) {
+            continue;
+        }
+        uint32_t *words = (uint32_t *)(v + i * 16);
+        for (int w = 0; w < 4; w++) {
+            uint32_t x = words[w];
+            uint32_t clean = (not_finite(x) ? 0 : x & 0xffff) | (not_finite(x >> 16) ? 0 : x & 0xffff0000);
+            if (clean != x) {
+                words[w] = clean;
+                found = found || (at >= c->tile.lo && at < end);
+            }
+        }
+    }
+    fence_proxy_async();
+    return named_barrier_or(1, COMPUTING, found);
+}
+
+/* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite, whatever
+ * the weight. */
+FEW void add_values(const few_params *p, const few_share *c, few_state *s, int key)
+{
+    int column = 2 * (int)(threadIdx.x % 4), end = min(key + (int)KEYS, s->end);
+    const uint16_t *values = (const uint16_t *)p->values.data + c->b * p->values.batch + c->head * p->values.head;
+    for (int at = max(key, c->tile.lo); at < end; at++) {
+        if (!unseen(c, s->end, at)) {
+            continue;
+        }
+        const uint16_t *row = values + (c->sequence.k0 + at) * p->values.token;
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) {
+            int from = i / 2 * 8 + column + i % 2;
+            uint16_t x = from < p->dim_v ? row[from] : 0;
+            if (not_finite(x)) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    bool sees = at >= s->lo[r] && at < s->hi[r];
+                    s->o[i / 2 * 4 + r * 2 + i % 2] += sees ? FEW_WIDEN(x) : 0.0f;
+                }
+            }
+        }
+    }
+}
+
+/* ---- what becomes of a tile ---- */
+
+/* A whole tile: its rows are final. */
+FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
+{
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32), column = 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = warp * 16 + lane / 4 + 8 * r;
+        if (row < c->tile.rows) {
+            int in_head = c->index * FEW_ROWS + row, token = in_head / p->group;
+            int64_t head = (int64_t)c->head * p->group + in_head % p->group;
+            float *lse = p->lse.data == nullptr
+                             ? nullptr
+                             : (float *)p->lse.data + few_offset(&p->lse, &c->sequence, c->b, head, token);
+            few_end end = few_end_of(p, s->most[r], s->sum[r], lse);
+            int64_t o = few_offset(&p->o, &c->sequence, c->b, head, token);
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++) {
+                if (8 * i < p->dim_v) {
+                    few_store(p, o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+                }
+            }
+            __syncwarp(__activemask());
+            if (lane % 4 == 0 && lse != nullptr) {
+                *lse = end.lse;
+            }
+        }
+    }
+}
+
+/* A part of a tile, for few_merge.cu. */
+FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
+{
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32), column = 2 * (lane % 4);
+    int64_t slot = (int64_t)blockIdx.x * 2 + (c->first == 0);
+    if (c->first == 0 && threadIdx.x == 0) {
+        int64_t tile = ((int64_t)c->b * p->heads_kv + c->head) * p->tiles + c->index;
+        int64_t past = c->at + c->tile.units;
+        int last = (int)((past * c->count + c->total - 1) / c->total) - 1;
+        p->parts[2 * tile] = (int32_t)blockIdx.x;
+        p->parts[2 * tile + 1] = last - (int)blockIdx.x + 1;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = warp * 16 + lane / 4 + 8 * r;
+        if (row < c->tile.rows) {
+            float *to = p->partial + (slot * p->rows + row) * p->dim_v + column;
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++) {
+                if (8 * i < p->dim_v) {
+                    *(float2 *)(to + 8 * i) = make_float2(s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+                }
+            }
+            if (lane % 4 == 0) {
+                *(float2 *)(p->stats + (slot * p->rows + row) * 2) = make_float2(s->most[r], s->sum[r]);
+            }
+        }
+    }
+}
+
+FEW void end_tile(const few_params *p, const few_share *c, few_state *s)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 1);
+        s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 2);
+    }
+    if (c->first == 0 && c->last == c->tile.units) {
+        if (threadIdx.x == 0) {
+            p->parts[2 * (((int64_t)c->b * p->heads_kv + c->head) * p->tiles + c->index) + 1] = 1;
+        }
+        write_rows(p, c, s);
+    } else {
+        write_partial(p, c, s);
+    }
+}
+
+/* One stage of K and the one of V after it. */
+FEW void compute_stages(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, uint32_t address,
+                        few_turn *t, int key)
+{
+    float scores[KEYS / 2];
+    uint32_t weights[KEYS / 4];
+    bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
+    bool first_lane = threadIdx.x % 32 == 0;
+    mbarrier_wait(full_barrier(address, *t), t->parity);
+    multiply_scores(scores, address, address + RING + t->stage * STAGE);
+    if (first_lane) {
+        mbarrier_arrive(empty_barrier(address, *t));
+    }
+    turn_on(t);
+    if (!s->idle) {
+        softmax(s, scores, weights, key, masked, p->scale);
+    } else {
+#pragma unroll
+        for (int i = 0; i < KEYS / 4; i++) {
+            weights[i] = 0;
+        }
+    }
+    mbarrier_wait(full_barrier(address, *t), t->parity);
+    if (masked) {
+        lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
+    }
+    multiply_values(s->o, weights, address + RING + t->stage * STAGE);
+    if (first_lane) {
+        mbarrier_arrive(empty_barrier(address, *t));
+    }
+    turn_on(t);
+    if (lost) {
+        add_values(p, c, s, key);
+    }
+}
+
+FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared, uint32_t address)
+{
+    few_turn turn = {0, 0};
+    do {
+        few_state s;
+        named_barrier(1, COMPUTING); /* nobody reads the Q of the tile before */
+        load_q(p, c, shared);
+        fence_proxy_async();
+        named_barrier(1, COMPUTING);
+        begin_tile(p, c, &s);
+        for (int key = c->tile.lo + c->first * FEW_UNIT; key < s.end; key += KEYS) {
+            compute_stages(p, c, &s, shared, address, &turn, key);
+        }
+        end_tile(p, c, &s);
+    } while (few_share_next(p, c));
+}
+
+extern "C" __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS(DIM)) few(const __grid_constant__ few_params params)
+{
+    extern __shared__ __align__(1024) unsigned char shared[];
+    const few_params *p = &params;
+    uint32_t address = shared_address(shared);
+    if (threadIdx.x == 0) {
+        for (uint32_t stage = 0; stage < STAGES; stage++) {
+            few_turn t = {stage, 0};
+            mbarrier_init(full_barrier(address, t), 1);
+            mbarrier_init(empty_barrier(address, t), WARPS);
+        }
+        mbarrier_init_fence();
+        tma_prefetch(&p->k);
+        tma_prefetch(&p->v);
+    }
+    __syncthreads();
+    grid_wait();
+    grid_release();
+    few_share share;
+    if (!few_share_first(p, &share)) {
+        return;
+    }
+    if (threadIdx.x >= COMPUTING) {
+        if (threadIdx.x == COMPUTING) {
+            load_share(p, &share, address);
+        }
+    } else {
+        compute_share(p, &share, shared, address);
+    }
+}

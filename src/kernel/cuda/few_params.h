@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few_params.h - what the launcher few.c tells the kernels of few.cuh and few_merge.cu; for C and CUDA.
+ */
+#ifndef ATTN_CUDA_FEW_PARAMS_H
+#define ATTN_CUDA_FEW_PARAMS_H
+
+#include <stdint.h>
+
+enum {
+    FEW_ROWS = 64,          /* of a tile: what one product of a warpgroup has */
+    FEW_KEYS = 64,          /* of a stage of the ring: a tile of K or of V */
+    FEW_UNIT = 16,          /* keys: what a block's share is counted in */
+    FEW_LEAST = 8,          /* units that are worth a block */
+    FEW_THREADS = 160,      /* a warpgroup that computes, a warp that loads */
+    FEW_MERGE_THREADS = 256 /* of few_merge */
+};
+
+/* Of a block of few_<dim>: stages of its ring, and bytes of shared memory: Q, the ring, two barriers a stage.
+ * Sums of 256 dims take so many registers that a multiprocessor has room for one block, else for two. */
+#define FEW_STAGES(dim) ((dim) == 64 ? 12 : 6)
+#define FEW_SHARED(dim) (FEW_ROWS * (dim)*2 + FEW_STAGES(dim) * (FEW_KEYS * (dim)*2 + 16))
+#define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
+
+/* A CUtensorMap. */
+typedef struct few_map {
+    uint64_t opaque[16];
+} __attribute__((aligned(128))) few_map;
+
+/* As attn__cuda_tensor; strides in elements. */
+typedef struct few_tensor {
+    void *data;
+    int64_t batch, head, token;
+} few_tensor;
+
+/*
+ * A tile is up to FEW_ROWS rows of one kv head: row r of a sequence is query r / group of query head r %
+ * group of that kv head's group.  Tiles are counted by batch, kv head and rows, in this order.
+ */
+typedef struct few_params {
+    few_map k, v;           /* boxes of the keys of a stage */
+    few_map k_unit, v_unit; /* boxes of FEW_UNIT keys */
+    few_tensor q, values, o, lse;
+    const int64_t *cu_q, *cu_kv;
+    int64_t left, right, shift; /* the band; left and right at most 2^40 */
+    float *partial;             /* [block][2][rows][dim_v]: sums not yet divided */
+    float *stats;               /* [block][2][rows][2]: running maximum, in powers of 2, and sum */
+    int32_t *parts;             /* [tile][2]: the first block that works on a tile, and how many do */
+    float scale;                /* times log2 e */
+    int32_t batch, heads_kv, group;
+    int32_t tokens_q, tokens_kv;
+    int32_t dim_qk, dim_v;
+    int32_t tiles;     /* of one kv head, at most */
+    int32_t rows;      /* of a tile, at most */
+    int32_t team;      /* few_merge: warps that share a row */
+    int32_t dtype_out; /* attn_dtype */
+    int32_t shifted, merge;
+} few_params;
+
+#endif
