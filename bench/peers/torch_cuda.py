@@ -1,17 +1,17 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""attn against PyTorch's kernels on a GPU: cuDNN, FlashAttention-2, memory-efficient; on the same tensors, in turn.
+"""attn against PyTorch's kernels on a GPU, cuDNN, FlashAttention-2, memory-efficient: same tensors, in turn.
 
     ATTN_LIBRARY=build/release/libattn.so bench/peers/torch_cuda.py --format md
 
-Without options: head dims 64, 128, 256, full and causal, 512 to 16Ki tokens, 16Ki tokens and 2048 columns in all,
-bf16, forward and backward; grouped heads (32 of q, 8 of k and v, d=128, causal, 4Ki and 32Ki tokens); fp32 (8 heads
-of 64, 8Ki tokens).
+Without options: head dims 64, 128, 256, full and causal, 512 to 16Ki tokens, 16Ki tokens and 2048 columns in
+all, bf16, forward and backward; grouped heads (32 of q, 8 of k and v, d=128, causal, 4Ki and 32Ki tokens);
+fp32 (8 heads of 64, 8Ki tokens).
 
-Time is the GPU's own, by events around a batch of calls in a row. A kernel that only waits goes before the batch, so
-that Python has enqueued it by the time that its first call begins: what the host needs for a call is in no
-figure (--overhead shows it). A round is one batch of each contestant; the next round begins with another of them.
-A ratio is the median over the rounds. README.md beside this file tells what is printed.
+Time is the GPU's own, by events around a batch of calls in a row. A kernel that only waits goes before the
+batch, so that Python has enqueued it by the time that its first call begins: what the host needs for a call
+is in no figure (--overhead shows it). A round is one batch of each contestant; the next round begins with
+another of them. A ratio is the median over the rounds. README.md beside this file tells what is printed.
 """
 import argparse
 import contextlib
@@ -46,7 +46,10 @@ def arguments():
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--cases", default="grid,gqa,fp32", help="list of grid, gqa, fp32")
     parser.add_argument("--dims", type=common.numbers, default=[64, 128, 256], help="of the grid")
-    parser.add_argument("--seqs", type=common.numbers, default=[512 << i for i in range(6)], help="of the grid")
+    parser.add_argument("--seqs",
+                        type=common.numbers,
+                        default=[512 << i for i in range(6)],
+                        help="of the grid")
     parser.add_argument("--tokens", type=int, default=16384, help="of a cell of the grid, in all sequences")
     parser.add_argument("--columns", type=int, default=2048, help="heads times dim, of the grid")
     parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16", help="of the grid and of gqa")
@@ -55,18 +58,22 @@ def arguments():
     parser.add_argument("--layout", choices=("bhnd", "bnhd"), default="bhnd", help="of the tensors in memory")
     parser.add_argument("--peers", default="cudnn,flash,efficient", help=f"list of {', '.join(PEERS)}")
     parser.add_argument("--kernel", default=None, help="a row of our kernel table")
-    parser.add_argument("--deterministic", action="store_true", help="our gradients: the same bits every time")
+    parser.add_argument("--deterministic",
+                        action="store_true",
+                        help="our gradients: the same bits every time")
     parser.add_argument("--repeat", type=int, default=7, help="rounds of a cell")
     parser.add_argument("--batch-ms", type=float, default=8.0, help="of one contestant in one round, about")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--no-check", action="store_true", help="do not compute the errors against fp64")
-    parser.add_argument("--overhead", action="store_true", help="the host's time of a call instead, in microseconds")
+    parser.add_argument("--overhead",
+                        action="store_true",
+                        help="the host's time of a call instead, in microseconds")
     parser.add_argument("--format", choices=("table", "md", "json"), default="table")
     return parser
 
 
 def cases(options):
-    masks = ("full", "causal") if options.mask == "both" else (options.mask, )
+    masks = ("full", "causal") if options.mask == "both" else (options.mask,)
     chosen = options.cases.split(",")
     for kind in options.passes.split(","):
         grid = itertools.product(options.dims, masks, options.seqs) if "grid" in chosen else ()
@@ -78,13 +85,13 @@ def cases(options):
             }
         for tokens in (4096, 32768) if "gqa" in chosen else ():
             yield {
-                "pass": kind, "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 32, "kv_heads": 8,
-                "tokens": tokens, "dim": 128
+                "pass": kind, "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 32,
+                "kv_heads": 8, "tokens": tokens, "dim": 128
             }
         if "fp32" in chosen:
             yield {
-                "pass": kind, "dtype": "f32", "mask": "full", "batch": 1, "heads": 8, "kv_heads": 8, "tokens": 8192,
-                "dim": 64
+                "pass": kind, "dtype": "f32", "mask": "full", "batch": 1, "heads": 8, "kv_heads": 8,
+                "tokens": 8192, "dim": 64
             }
 
 
@@ -119,7 +126,7 @@ def ours(case, options, tensors, name):
             raise NotImplementedError(f"there is no {OURS[name]} kernel")
         keywords["kernel"] = rows[0]
     if case["pass"] == "forward":
-        return lambda: (attn.attention(q, k, v, **keywords), )
+        return lambda: (attn.attention(q, k, v, **keywords),)
     out, lse = attn.attention(q, k, v, return_lse=True, **keywords)
     keywords["deterministic"] = options.deterministic
     return lambda: attn.attention_backward(dout, q, k, v, out, lse, **keywords)
@@ -137,7 +144,7 @@ def peer(case, tensors, name):
     keywords = {"is_causal": case["mask"] == "causal", "enable_gqa": case["heads"] != case["kv_heads"]}
     sdpa = torch.nn.functional.scaled_dot_product_attention
     if case["pass"] == "forward":
-        return lambda: (sdpa(q, k, v, **keywords), )
+        return lambda: (sdpa(q, k, v, **keywords),)
     leaves = [x.detach().requires_grad_() for x in (q, k, v)]
     with backend(name):
         made = sdpa(*leaves, **keywords)
@@ -148,7 +155,7 @@ def peer(case, tensors, name):
 
 
 def batch_seconds(call, repeats, host):
-    """The GPU's seconds of one call, of `repeats` in a row, which the host needs `host` seconds each to enqueue."""
+    """The GPU's seconds of one call, of `repeats` in a row; the host takes `host` seconds to enqueue one."""
     begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     torch.cuda._sleep(int(2e9 * (1.5 * host * repeats + 20e-6))) # cycles, of at most 2 GHz
     begin.record()
@@ -193,9 +200,10 @@ class Meter:
         with contextlib.suppress(OSError, AttributeError):
             library = ctypes.CDLL("libnvidia-ml.so.1")
             properties = torch.cuda.get_device_properties(0)
-            bus = f"{properties.pci_domain_id:08x}:{properties.pci_bus_id:02x}:{properties.pci_device_id:02x}.0"
+            place = (properties.pci_domain_id, properties.pci_bus_id, properties.pci_device_id)
+            bus = "{:08x}:{:02x}:{:02x}.0".format(*place).encode()
             if library.nvmlInit_v2() == 0 and library.nvmlDeviceGetHandleByPciBusId_v2(
-                    bus.encode(), ctypes.byref(self.device)) == 0:
+                    bus, ctypes.byref(self.device)) == 0:
                 self.library = library
                 threading.Thread(target=self.watch, daemon=True).start()
 
@@ -212,7 +220,9 @@ class Meter:
         taken, self.samples = self.samples, []
         if not taken:
             return {"sm_mhz": "-", "watts": "-"}
-        return {name: round(statistics.median(column)) for name, column in zip(("sm_mhz", "watts"), zip(*taken))}
+        return {
+            name: round(statistics.median(column)) for name, column in zip(("sm_mhz", "watts"), zip(*taken))
+        }
 
 
 # ---- errors ----
@@ -221,7 +231,8 @@ class Meter:
 def reference(case, tensors):
     """In fp64 the results of the last kv head of the last batch: (o,), or (dq, dk, dv). In pieces of rows."""
     group = case["heads"] // case["kv_heads"]
-    q, k, v, dout = (x[-1, -group:].double() if x.shape[1] == case["heads"] else x[-1, -1].double() for x in tensors)
+    q, k, v, dout = (
+        x[-1, -group:].double() if x.shape[1] == case["heads"] else x[-1, -1].double() for x in tensors)
     if group == 1:
         k, v = (x.reshape(case["tokens"], -1) for x in (k, v))
     scale, tokens = case["dim"]**-0.5, case["tokens"]
@@ -241,7 +252,7 @@ def reference(case, tensors):
             dq[head, rows] = scale * ds @ k
             dk += scale * ds.T @ q[head, rows]
             dv += p.T @ dout[head, rows]
-    return (out, ) if case["pass"] == "forward" else (dq, dk, dv)
+    return (out,) if case["pass"] == "forward" else (dq, dk, dv)
 
 
 def error(results, wanted, group):
@@ -327,8 +338,10 @@ class Report(common.Report):
 
 def overhead(options):
     """Microseconds of the host for one call, of a problem so small that the GPU never makes it wait."""
-    case = {"pass": "forward", "dtype": "bf16", "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1, "tokens": 64,
-            "dim": 64}
+    case = {
+        "pass": "forward", "dtype": "bf16", "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1,
+        "tokens": 64, "dim": 64
+    }
     print("host's time of one call, microseconds: median and least of 20 batches of 100")
     for kind in options.passes.split(","):
         case["pass"] = kind
@@ -347,6 +360,21 @@ def overhead(options):
             print(f"{kind:9} {name:10} {text}")
 
 
+def about(options):
+    cudnn = torch.backends.cudnn.version() or 0
+    return {
+        "date": datetime.date.today().isoformat(),
+        "GPU": torch.cuda.get_device_name(),
+        "ours": f"attn {attn.version()}, {attn.library()}",
+        "peers": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn // 10000}."
+                 f"{cudnn // 100 % 100}.{cudnn % 100}, and FlashAttention-2 as PyTorch has it",
+        "figures": "TFLOP/s (4*b*h*n^2*d, half if causal, backward 2.5 times) of the median round; ratio: "
+                   "ours to cuDNN, in fp32 to efficient; errors against fp64, in the order of the contestants",
+        "time": f"events around batches of about {options.batch_ms} ms, {options.repeat} rounds, "
+                "contestants in turn, launches ahead of the GPU"
+    }
+
+
 def main():
     options = arguments().parse_args()
     if not torch.cuda.is_available():
@@ -355,18 +383,7 @@ def main():
     if options.overhead:
         overhead(options)
         return 0
-    cudnn = torch.backends.cudnn.version() or 0
-    report = Report(
-        options.format, {
-            "date": datetime.date.today().isoformat(), "GPU": torch.cuda.get_device_name(), "ours":
-            f"attn {attn.version()}, {attn.library()}", "peers":
-            f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn // 10000}.{cudnn // 100 % 100}."
-            f"{cudnn % 100}, FlashAttention-2 of PyTorch", "figures":
-            "TFLOP/s (4*b*h*n^2*d, half if causal, backward 2.5 times) of the median round; ratio: ours to cuDNN, in "
-            "fp32 to efficient; errors against fp64 in the order of the row's contestants", "time":
-            f"events around batches of about {options.batch_ms} ms, {options.repeat} rounds, contestants in turn, "
-            "launches ahead of the GPU"
-        }, COLUMNS)
+    report = Report(options.format, about(options), COLUMNS)
     meter = Meter()
     for case in cases(options):
         report.add(measure(case, options, meter))

@@ -20,8 +20,8 @@ from ._library import LIBRARY, call, create_plan, failure, last_error
 from ._problem import Inputs, gradients_of
 from ._types import Device, Dtype, Gradients, Io, Options
 
-# What a plan depends on in an array: shape, strides, dtype, GPU, and whether it may be written; or of a tensor
-# of PyTorch, with its own dtype, whether it requires a gradient.
+# What a plan depends on in an array: shape, strides, dtype, GPU, and whether it may be written; or of a
+# tensor of PyTorch, with its own dtype, whether it requires a gradient.
 Signature = Tuple[Tuple[int, ...], Tuple[int, ...], Any, Optional[int], bool]
 Seen = Tuple[Optional[Signature], int, Any] # with the address, and what keeps the memory alive
 NOTHING: Seen = (None, 0, None)
@@ -83,7 +83,8 @@ class TorchSpace:
 class PlainSpace:
     """Any other library: memory from the driver; the stream that the caller names, else CUDA's default."""
 
-    KEPT: Dict[Tuple[int, int], Tuple[int, Memory]] = {} # workspace by GPU and stream, which puts its uses in order
+    # workspace by GPU and stream, which puts its uses in order
+    KEPT: Dict[Tuple[int, int], Tuple[int, Memory]] = {}
 
     def __init__(self, gpu: int, stream: int) -> None:
         self.gpu, self.stream = gpu, stream
@@ -121,8 +122,9 @@ def space_of(q: Any, stream: Optional[int]) -> Any:
         if q.is_cuda and stream is None:
             return TorchSpace(q.device)
         if q.is_cuda:
-            raise InvalidArgument("stream: tensors of PyTorch are computed on its current stream; leave it out, "
-                                  "and call within torch.cuda.stream(...)")
+            raise InvalidArgument(
+                "stream: tensors of PyTorch are computed on its current stream; leave it out, "
+                "and call within torch.cuda.stream(...)")
     gpu = _arrays.where(q)
     if gpu is not None:
         return PlainSpace(gpu, stream or 0)
@@ -135,15 +137,16 @@ def space_of(q: Any, stream: Optional[int]) -> Any:
 
 
 def wrong_starts(name: str, found: str, gpu: int) -> InvalidArgument:
-    return InvalidArgument(f"{name} is {found}; give a list, or a dense array of int64 in the memory of GPU {gpu}")
+    return InvalidArgument(
+        f"{name} is {found}; give a list, or a dense array of int64 in the memory of GPU {gpu}")
 
 
 def starts_by_dlpack(name: str, array: Any, space: Any) -> Tuple[Any, int, Tuple[int, ...]]:
     capsule, gpu = _arrays.capsule_of(name, array, space.stream)
     tensor, _ = _arrays.read_capsule(name, capsule)
     shape = tuple(tensor.shape[:tensor.ndim])
-    if (tensor.code, tensor.bits, tensor.lanes, gpu) != (0, 64, 1, space.gpu) or (tensor.strides
-                                                                                  and tensor.strides[0] != 1):
+    if (tensor.code, tensor.bits, tensor.lanes, gpu) != (0, 64, 1, space.gpu) or (tensor.strides and
+                                                                                  tensor.strides[0] != 1):
         raise wrong_starts(name, f"of DLPack code {tensor.code}, {tensor.bits} bits, on GPU {gpu}", space.gpu)
     return (capsule, array), (tensor.data or 0) + tensor.byte_offset, shape
 
@@ -186,8 +189,8 @@ def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, 
 
 POINTERS = {
     Io: ("q", "k", "v", "o", "lse", "cu_seqlens_q", "cu_seqlens_kv", "stream"),
-    Gradients: ("dout", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv", "cu_seqlens_q",
-                "cu_seqlens_kv", "stream")
+    Gradients: ("dout", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_kv",
+                "stream")
 }
 OFFSETS = {kind: [getattr(kind, name).offset for name in names] for kind, names in POINTERS.items()}
 write_pointer = struct.Struct("@P").pack_into
@@ -232,7 +235,8 @@ def maker(gpu: int) -> Callable[..., View]:
     return make
 
 
-def inputs_of(operands: Sequence[Signature], settings: Settings, starts: Sequence[Optional[Starts]]) -> Inputs:
+def inputs_of(operands: Sequence[Signature], settings: Settings,
+              starts: Sequence[Optional[Starts]]) -> Inputs:
     q, k, v = map(view_of, "qkv", operands)
     return Inputs(q, k, v, settings.causal, settings.window, settings.scale, settings.layout, *starts)
 
@@ -241,8 +245,8 @@ KEPT_PLANS = 1024
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Starts], starts_k: Optional[Starts],
-                    out: Optional[Signature], *operands: Signature) -> Prepared:
+def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Starts],
+                    starts_k: Optional[Starts], out: Optional[Signature], *operands: Signature) -> Prepared:
     inputs = inputs_of(operands, settings, (starts_q, starts_k))
     given = None if out is None else view_of("out", out)
     made, lse, io = inputs.results(given, return_lse, maker(operands[0][3]))
@@ -250,11 +254,14 @@ def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Sta
 
 
 @functools.lru_cache(maxsize=KEPT_PLANS)
-def prepare_backward(settings: Settings, accumulate: bool, wanted: Tuple[bool, ...], starts_q: Optional[Starts],
+def prepare_backward(settings: Settings, accumulate: bool, wanted: Tuple[bool,
+                                                                         ...], starts_q: Optional[Starts],
                      starts_k: Optional[Starts], *signatures: Optional[Signature]) -> Prepared:
     names = POINTERS[Gradients]
-    views = [signature and view_of(names[i] if i != 4 else "out", signature)
-             for i, signature in enumerate(signatures)]
+    views = [
+        signature and view_of(names[i] if i != 4 else "out", signature)
+        for i, signature in enumerate(signatures)
+    ]
     dout, q, k, v, out, lse, delta = signatures[:7]
     inputs = inputs_of((q, k, v), settings, (starts_q, starts_k))
     given = [view if want else False for want, view in zip(wanted, views[7:])]
@@ -271,29 +278,39 @@ def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, star
     """(out, lse)"""
     seen = [space.look("q", q), space.look("k", k), space.look("v", v)]
     seen_out = NOTHING if out is None else space.look("out", out, True)
-    lists = [sequences(space, f"cu_seqlens_{side}", array, most) for side, array, most in zip("qk", starts, longest)]
-    prepared = prepare_forward(settings, return_lse, lists[0][0], lists[1][0], seen_out[0],
-                               seen[0][0], seen[1][0], seen[2][0])
+    lists = [
+        sequences(space, f"cu_seqlens_{side}", array, most)
+        for side, array, most in zip("qk", starts, longest)
+    ]
+    prepared = prepare_forward(settings, return_lse, lists[0][0], lists[1][0], seen_out[0], seen[0][0],
+                               seen[1][0], seen[2][0])
     made, lse = prepared.fresh
     address, lse_address, rows = seen_out[1], 0, None
     if made is not None:
         out, address = space.empty(*made)
     if lse is not None:
         rows, lse_address = space.empty(*lse)
-    prepared.run(space, [seen[0][1], seen[1][1], seen[2][1], address, lse_address, lists[0][1], lists[1][1],
-                         space.stream])
+    prepared.run(
+        space,
+        [seen[0][1], seen[1][1], seen[2][1], address, lse_address, lists[0][1], lists[1][1], space.stream])
     return out, rows
 
 
-def backward(space: Any, arrays: Sequence[Any], results: Sequence[Any], accumulate: bool, starts: Sequence[Any],
-             longest: Sequence[Optional[int]], settings: Settings) -> List[Any]:
+def backward(space: Any, arrays: Sequence[Any], results: Sequence[Any], accumulate: bool,
+             starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Settings) -> List[Any]:
     """[dq, dk, dv]; arrays: dout, q, k, v, out, lse, delta. results: an array, None to make one, False."""
     names = ("dout", "q", "k", "v", "out", "lse", "delta", "dq", "dk", "dv")
-    seen = [NOTHING if array is None or array is False else space.look(name, array, i >= 7)
-            for i, (name, array) in enumerate(zip(names, (*arrays, *results)))]
-    lists = [sequences(space, f"cu_seqlens_{side}", array, most) for side, array, most in zip("qk", starts, longest)]
+    seen = [
+        NOTHING if array is None or array is False else space.look(name, array, i >= 7)
+        for i, (name, array) in enumerate(zip(names, (*arrays, *results)))
+    ]
+    lists = [
+        sequences(space, f"cu_seqlens_{side}", array, most)
+        for side, array, most in zip("qk", starts, longest)
+    ]
     wanted = tuple(result is not False for result in results)
-    prepared = prepare_backward(settings, accumulate, wanted, lists[0][0], lists[1][0], *[one[0] for one in seen])
+    prepared = prepare_backward(settings, accumulate, wanted, lists[0][0], lists[1][0],
+                                *[one[0] for one in seen])
     addresses = [one[1] for one in seen]
     given = [None if result is False else result for result in results]
     for i, made in enumerate(prepared.fresh):

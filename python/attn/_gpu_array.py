@@ -23,15 +23,14 @@ class Memory:
 # What a capsule points to, by its address, until its consumer gives it back.
 EXPORTED: Dict[int, Tuple[Any, ...]] = {}
 
-
 # The capsule comes as a bare address: an object that is being destroyed must not be referred to again.
-capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_IsValid", ctypes.pythonapi))
-capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p, ctypes.c_char_p)(
-    ("PyCapsule_GetPointer", ctypes.pythonapi))
+capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p,
+                               ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
+capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p,
+                                    ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
-new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p, Callback)(
-    ("PyCapsule_New", ctypes.pythonapi))
+new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
+                                Callback)(("PyCapsule_New", ctypes.pythonapi))
 
 
 @Callback
@@ -74,7 +73,7 @@ class GpuArray:
                    max_version: Optional[Tuple[int, int]] = None,
                    dl_device: Optional[Tuple[int, int]] = None,
                    copy: Optional[bool] = None) -> Any:
-        """A capsule. If the consumer's stream is another one, this first waits for what computes the array."""
+        """A capsule; where the consumer's stream is another one, after a wait for what computes the array."""
         if copy or dl_device not in (None, self.__dlpack_device__()):
             raise BufferError("this array is given away in its place: ask for no copy and no other device")
         reader = 0 if stream in (None, DLPACK_DEFAULT_STREAM) else stream
@@ -84,8 +83,8 @@ class GpuArray:
 
     def _capsule(self, versioned: bool) -> Any:
         rank = len(self.shape)
-        shape, strides = ((ctypes.c_int64 * rank)(*numbers) for numbers in (self.shape,
-                                                                            dense_strides(self.shape)))
+        shape, strides = (
+            (ctypes.c_int64 * rank)(*numbers) for numbers in (self.shape, dense_strides(self.shape)))
         code, bits = next(key for key, value in DLPACK_DTYPES.items() if value == self._dtype)
         tensor = DLTensor(data=self.address,
                           device_type=DLPACK_CUDA[0],

@@ -83,7 +83,7 @@ def memory_of(seen: View) -> str:
 def same_memory(seen: View, q: View) -> None:
     if seen.gpu != q.gpu:
         raise InvalidArgument(
-            f"{seen.name} lies in {memory_of(seen)}, {q.name} in {memory_of(q)}: copy one of them to the other's")
+            f"{seen.name} lies in {memory_of(seen)}, {q.name} in {memory_of(q)}: copy it to the same place")
 
 
 def as_pointer(values: Any) -> Any:

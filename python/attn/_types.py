@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and enumerations of attn.h and plan.h, field by field; tests/test_layout.py holds them against it."""
+"""The structs and enumerations of attn.h and plan.h, field by field; tests/test_layout.py compares them."""
 import ctypes
 import enum
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p

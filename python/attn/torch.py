@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""attn for PyTorch: attention() with gradients, on tensors in place, of the CPU or of a GPU. It needs PyTorch."""
+"""attn for PyTorch: attention() with gradients, on tensors of CPU or GPU in place. It needs PyTorch."""
 from typing import Any, Optional, Sequence
 
 import torch

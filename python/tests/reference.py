@@ -7,8 +7,8 @@ import numpy as np
 
 UNIT = 2.0**-24
 HALF_UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8} # relative, of rounding to it
-# Kernels may round the weights to the dtype of bf16 inputs before they meet v, on a GPU to that of fp16 inputs too:
-# r of check.h.
+# Kernels may round the weights to the dtype of bf16 inputs before they meet v: r of check.h. On a GPU they
+# do so with fp16 inputs too.
 ROUNDED_WEIGHTS = HALF_UNIT["bfloat16"]
 SMALLEST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0} # half the smallest subnormal
 

@@ -38,7 +38,14 @@ def poisoned(shape, dtype):
     return torch.full(shape, float("nan"), dtype=dtype, device="cuda")
 
 
-def problem(batch=2, heads=4, kv_heads=2, tokens=130, kv_tokens=130, dim=64, dtype=torch.bfloat16, seed=1,
+def problem(batch=2,
+            heads=4,
+            kv_heads=2,
+            tokens=130,
+            kv_tokens=130,
+            dim=64,
+            dtype=torch.bfloat16,
+            seed=1,
             layout="bhnd"):
     """q, k, v, dout"""
     shapes = ((heads, tokens), (kv_heads, kv_tokens), (kv_heads, kv_tokens), (heads, tokens))
@@ -56,8 +63,8 @@ def draw(seed):
         kv_tokens = tokens
     window = [None, None, (int(random.integers(-1, 200)), int(random.integers(-1, 200)))][random.integers(3)]
     mask = {"causal": bool(random.integers(2)), "window": window, "scale": [None, 0.3][random.integers(2)]}
-    tensors = problem(int(random.integers(1, 3)), kv_heads * int(random.integers(1, 5)), kv_heads, tokens, kv_tokens,
-                      dim, dtype, seed, ("bhnd", "bnhd", "fused")[random.integers(3)])
+    tensors = problem(int(random.integers(1, 3)), kv_heads * int(random.integers(1, 5)), kv_heads, tokens,
+                      kv_tokens, dim, dtype, seed, ("bhnd", "bnhd", "fused")[random.integers(3)])
     return tensors, mask
 
 
@@ -120,13 +127,15 @@ def test_rows_without_keys():
 
 
 @pytest.mark.parametrize("dtype", NAMES.values(), ids=NAMES)
-@pytest.mark.parametrize("mask", [FULL, CAUSAL, {**FULL, "window": (30, 5)}], ids=["full", "causal", "window"])
+@pytest.mark.parametrize("mask", [FULL, CAUSAL, {**FULL, "window": (30, 5)}],
+                         ids=["full", "causal", "window"])
 def test_sequences(dtype, mask):
     random = np.random.default_rng(5)
     lengths = random.integers(0, 150, (2, 6)) + [[1, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]]
     lengths[0, 2] = lengths[1, 2] = lengths[0, 4] = lengths[1, 5] = 0
     starts = [np.concatenate([[0], np.cumsum(side)]) for side in lengths]
-    q, dout = (normal((1, 4, int(starts[0][-1]), 64), dtype, seed, "bnhd")[0].transpose(0, 1) for seed in (1, 2))
+    q, dout = (
+        normal((1, 4, int(starts[0][-1]), 64), dtype, seed, "bnhd")[0].transpose(0, 1) for seed in (1, 2))
     k, v = (normal((1, 2, int(starts[1][-1]), 64), dtype, seed, "bnhd")[0].transpose(0, 1) for seed in (3, 4))
     lists = {f"cu_seqlens_{side}": torch.tensor(one, device="cuda") for side, one in zip("qk", starts)}
     out = poisoned(q.shape, dtype)
@@ -146,8 +155,8 @@ def test_sequences(dtype, mask):
         wanted.check(part(out, rows), lse[None, :, rows])
         wanted.check_gradients(part(dout, rows), part(out, rows), lse[None, :, rows],
                                [part(x, where) for x, where in zip(got, (rows, keys, keys))])
-    others = ({name: one.int() for name, one in lists.items()},
-              {name: one.tolist() for name, one in lists.items()},
+    others = ({name: one.int() for name, one in lists.items()
+              }, {name: one.tolist() for name, one in lists.items()},
               {**lists, **{f"max_seqlen_{side}": int(one.max()) for side, one in zip("qk", lengths)}})
     for other in others:
         assert torch.equal(attn.attention(q, k, v, **other, **mask), out)
@@ -313,7 +322,11 @@ def test_dlpack():
     out, lse = attn.attention(Other(q), Other(k), Other(v), causal=True, return_lse=True)
     assert isinstance(out, attn.GpuArray) and out.dtype == "bfloat16" and out.shape == tuple(q.shape)
     assert torch.equal(torch.from_dlpack(out), wanted) and torch.equal(torch.from_dlpack(lse), wanted_lse)
-    gradients = attn.attention_backward(*map(Other, (dout, q, k, v)), out, lse, causal=True, deterministic=True)
+    gradients = attn.attention_backward(*map(Other, (dout, q, k, v)),
+                                        out,
+                                        lse,
+                                        causal=True,
+                                        deterministic=True)
     again = attn.attention_backward(dout, q, k, v, wanted, wanted_lse, causal=True, deterministic=True)
     assert all(torch.equal(torch.from_dlpack(a), b) for a, b in zip(gradients, again))
     given = poisoned(q.shape, q.dtype)
@@ -328,7 +341,8 @@ def test_cupy():
     stream = cupy.cuda.Stream(non_blocking=True)
     with stream:
         late = q * 2 # inputs that the stream has not made yet
-        out = cupy.from_dlpack(attn.attention(late, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, stream=stream.ptr))
+        out = cupy.from_dlpack(
+            attn.attention(late, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts, stream=stream.ptr))
         total = out * 1
     stream.synchronize()
     for part in (slice(0, 60), slice(60, 150)):
@@ -348,13 +362,15 @@ def test_refused():
         (ValueError, "k lies in the host's memory", lambda: attn.attention(q, k.cpu(), v)),
         (ValueError, "v lies in the memory of GPU 0", lambda: attn.attention(q.cpu(), k.cpu(), v)),
         (ValueError, "out lies in the host's", lambda: attn.attention(q, k, v, out=out.cpu())),
-        (ValueError, "lse lies in the host's", lambda: attn.attention_backward(dout, q, k, v, out, lse.cpu())),
+        (ValueError, "lse lies in the host's",
+         lambda: attn.attention_backward(dout, q, k, v, out, lse.cpu())),
         (ValueError, "stream: tensors of PyTorch", lambda: attn.attention(q, k, v, stream=0)),
         (BufferError, "q requires a gradient", lambda: attn.attention(q.clone().requires_grad_(), k, v)),
         (TypeError, "q is torch.float64", lambda: attn.attention(q.double(), k.double(), v.double())),
         (ValueError, "there is no kernel 'x'", lambda: attn.attention(q, k, v, kernel="x")),
         (attn.Error, "16 bytes", lambda: attn.attention(wide, k, v)),
-        (attn.Error, "stride|dense", lambda: attn.attention(q.transpose(2, 3).contiguous().transpose(2, 3), k, v)),
+        (attn.Error, "stride|dense",
+         lambda: attn.attention(q.transpose(2, 3).contiguous().transpose(2, 3), k, v)),
         (ValueError, "cu_seqlens_q is torch.float32",
          lambda: attn.attention(flat, flat, flat, cu_seqlens_q=starts.float(), cu_seqlens_k=starts)),
         (ValueError, "cu_seqlens_k has shape",

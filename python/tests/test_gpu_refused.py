@@ -124,7 +124,7 @@ def test_results_are_given_away_once(monkeypatch, version, kind):
 def test_the_consumer_gives_it_back(monkeypatch):
     """As a consumer does: the capsule is renamed, its deleter called later."""
     monkeypatch.setattr(_gpu_array, "Memory", Fake)
-    capsule = _gpu_array.GpuArray((4, ), attn._types.Dtype.F32, 0, 0).__dlpack__()
+    capsule = _gpu_array.GpuArray((4,), attn._types.Dtype.F32, 0, 0).__dlpack__()
     pointer = attn._arrays.capsule_pointer(capsule, b"dltensor")
     rename = ctypes.pythonapi.PyCapsule_SetName
     rename.argtypes = [ctypes.py_object, ctypes.c_char_p]

@@ -62,9 +62,25 @@ static attn_status check_options(const attn_options *o)
     return ATTN_OK;
 }
 
+static attn__cuda_tensor dense(int64_t heads, int64_t tokens, int64_t dim)
+{
+    return (attn__cuda_tensor){NULL, heads * tokens * dim, tokens * dim, dim};
+}
+
+/* As contiguous tensors lie: by these a plan is judged, whose tensors come later. */
+static void lay_out(attn__cuda_call *call)
+{
+    call->q = call->dq = dense(call->heads_q, call->tokens_q, call->dim_qk);
+    call->k = call->dk = dense(call->heads_kv, call->tokens_kv, call->dim_qk);
+    call->v = call->dv = dense(call->heads_kv, call->tokens_kv, call->dim_v);
+    call->o = call->dout = dense(call->heads_q, call->tokens_q, call->dim_v);
+    call->lse = call->delta = dense(call->heads_q, call->tokens_q, 1);
+}
+
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
 {
     ATTN__TRY(check_options(options));
+    lay_out(&plan->call);
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
     const attn__cuda_kernel *k = plan->cuda;
     const size_t bytes =
@@ -154,6 +170,17 @@ static attn_status check_workspace(const attn_plan *plan, const void *workspace)
     return ATTN_OK;
 }
 
+/* The tensors that came may lie as the plan's kernel cannot read them. */
+static attn_status check_tensors(const attn_plan *plan, const attn__cuda_call *call)
+{
+    const char *reason = attn__cuda_refusal(plan->cuda, call, plan->backward);
+    if (reason != NULL) {
+        return attn__fail(ATTN_EUNSUPPORTED, "kernel '%s' does not take these tensors: %s; copy them",
+                          plan->cuda->name, reason);
+    }
+    return ATTN_OK;
+}
+
 attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void *workspace)
 {
     const attn_problem *p = &plan->problem;
@@ -176,6 +203,7 @@ attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void 
         return attn__fail(ATTN_EINVAL,
                           "merge folds into a partial: give o as an fp32 tensor (out=f32), and lse");
     }
+    ATTN__TRY(check_tensors(plan, &call));
     return plan->cuda->forward(&call, plan->gpu, aligned(workspace), io->stream);
 }
 
@@ -203,6 +231,7 @@ attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *i
     ATTN__TRY(take(&call.dk, &io->dk, "dk", varlen, p->heads_kv, n[1], p->dim_qk));
     ATTN__TRY(take(&call.dv, &io->dv, "dv", varlen, p->heads_kv, n[1], p->dim_v));
     call.accumulate = io->accumulate != 0;
+    ATTN__TRY(check_tensors(plan, &call));
     return plan->cuda->backward(&call, plan->gpu, aligned(workspace), io->stream);
 }
 
