@@ -369,7 +369,7 @@ def about(options):
         "peers": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn // 10000}."
                  f"{cudnn // 100 % 100}.{cudnn % 100}, and FlashAttention-2 as PyTorch has it",
         "figures": "TFLOP/s (4*b*h*n^2*d, half if causal, backward 2.5 times) of the median round; ratio: "
-                   "ours to cuDNN, in fp32 to efficient; errors against fp64, in the order of the contestants",
+                   "ours to cuDNN, in fp32 to efficient; errors against fp64, one for each contestant",
         "time": f"events around batches of about {options.batch_ms} ms, {options.repeat} rounds, "
                 "contestants in turn, launches ahead of the GPU"
     }
