@@ -32,6 +32,7 @@ except ImportError:
     print("torch_cuda.py: there is no PyTorch for this Python; run it by one that has it", file=sys.stderr)
     sys.exit(3)
 import attn
+import attn.torch
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PEERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
@@ -336,16 +337,29 @@ class Report(common.Report):
 # ---- the host's part of a call ----
 
 
+def by_autograd(case, tensors):
+    """Our calls as autograd makes them; those that are compared above go around it."""
+    q, k, v, dout = tensors
+    leaves = [x.detach().requires_grad_() for x in (q, k, v)]
+    if case["pass"] == "forward":
+        return lambda: attn.torch.attention(*leaves, causal=True)
+    made = attn.torch.attention(*leaves, causal=True)
+    return lambda: torch.autograd.grad(made, leaves, dout, retain_graph=True)
+
+
 def overhead(options):
     """Microseconds of the host for one call, of a problem so small that the GPU never makes it wait."""
     case = {
-        "pass": "forward", "dtype": "bf16", "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1,
-        "tokens": 64, "dim": 64
+        "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1, "tokens": 64,
+        "dim": 64
     }
     print("host's time of one call, microseconds: median and least of 20 batches of 100")
     for kind in options.passes.split(","):
         case["pass"] = kind
-        calls, refused = contestants(case, options, arrays(case, options))
+        tensors = arrays(case, options)
+        calls, refused = contestants(case, options, tensors)
+        if "ours" in calls:
+            calls["autograd"] = by_autograd(case, tensors)
         for name, call in calls.items():
             taken = []
             for _ in range(20):
@@ -354,7 +368,7 @@ def overhead(options):
                     begin = time.perf_counter()
                     for _ in range(100):
                         call()
-                taken.append((time.perf_counter() - begin) * 1e4)
+                    taken.append((time.perf_counter() - begin) * 1e4)
             print(f"{kind:9} {name:10} {statistics.median(taken):7.1f} {min(taken):7.1f}")
         for name, text in refused.items():
             print(f"{kind:9} {name:10} {text}")

@@ -8,7 +8,6 @@ times as much as all of this; everything else by DLPack.
 """
 import ctypes
 import functools
-import struct
 import sys
 from typing import Any, Callable, Dict, List, NamedTuple, Optional, Sequence, Tuple
 
@@ -192,8 +191,9 @@ POINTERS = {
     Gradients: ("dout", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_kv",
                 "stream")
 }
-OFFSETS = {kind: [getattr(kind, name).offset for name in names] for kind, names in POINTERS.items()}
-write_pointer = struct.Struct("@P").pack_into
+# the structs as words of 8 bytes, and which of these are the pointers
+WORDS = {kind: ctypes.c_uint64 * (ctypes.sizeof(kind) // 8) for kind in POINTERS}
+PLACES = {kind: [getattr(kind, name).offset // 8 for name in names] for kind, names in POINTERS.items()}
 
 
 class Prepared:
@@ -209,16 +209,17 @@ class Prepared:
                           deterministic=int(settings.deterministic),
                           kernel=settings.kernel.encode() if settings.kernel else None)
         self.plan = create_plan(self, inputs.problem, options)
-        self.io, self.offsets = bytes(io), OFFSETS[self.kind]
+        self.io, self.words, self.places = bytes(io), WORDS[self.kind], PLACES[self.kind]
         self.function = LIBRARY.attn_execute_backward if backward else LIBRARY.attn_execute
         self.workspace = LIBRARY.attn_plan_workspace(self.plan)
         # the results that a call makes, None where it is given one or wants none
         self.fresh = [view and (view.shape, view.dtype) for view in fresh]
 
     def run(self, space: Any, addresses: List[int]) -> None:
-        io = self.kind.from_buffer_copy(self.io)
-        for offset, address in zip(self.offsets, addresses):
-            write_pointer(io, offset, address)
+        words = self.words.from_buffer_copy(self.io)
+        for place, address in zip(self.places, addresses):
+            words[place] = address
+        io = self.kind.from_buffer(words)
         memory, address = space.workspace(self.workspace) if self.workspace else (None, None)
         status = self.function(self.plan, ctypes.byref(io), address)
         if status != 0:

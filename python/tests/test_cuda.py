@@ -367,7 +367,7 @@ def test_refused():
         (ValueError, "stream: tensors of PyTorch", lambda: attn.attention(q, k, v, stream=0)),
         (BufferError, "q requires a gradient", lambda: attn.attention(q.clone().requires_grad_(), k, v)),
         (TypeError, "q is torch.float64", lambda: attn.attention(q.double(), k.double(), v.double())),
-        (ValueError, "there is no kernel 'x'", lambda: attn.attention(q, k, v, kernel="x")),
+        (ValueError, "there is no CUDA kernel 'x'", lambda: attn.attention(q, k, v, kernel="x")),
         (attn.Error, "16 bytes", lambda: attn.attention(wide, k, v)),
         (attn.Error, "stride|dense",
          lambda: attn.attention(q.transpose(2, 3).contiguous().transpose(2, 3), k, v)),
