@@ -53,7 +53,7 @@ def arguments():
                         help="of the grid")
     parser.add_argument("--tokens", type=int, default=16384, help="of a cell of the grid, in all sequences")
     parser.add_argument("--columns", type=int, default=2048, help="heads times dim, of the grid")
-    parser.add_argument("--dtype", choices=("bf16", "f16"), default="bf16", help="of the grid and of gqa")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the grid and of gqa")
     parser.add_argument("--mask", choices=("full", "causal", "both"), default="both", help="of the grid")
     parser.add_argument("--pass", dest="passes", default="forward,backward", help="list of forward, backward")
     parser.add_argument("--layout", choices=("bhnd", "bnhd"), default="bhnd", help="of the tensors in memory")

@@ -44,13 +44,22 @@ def view_of(name: str, signature: Signature) -> View:
     return View(name, 0, tuple(shape), strides, known, True, None, gpu)
 
 
+@functools.lru_cache(maxsize=None)
+def current_stream() -> Callable[[int], int]:
+    """PyTorch's function that gives the handle of a GPU's current stream."""
+    cuda = sys.modules["torch"].cuda
+    # the public one makes an object, which takes longer than all that is checked in a call
+    quick = getattr(sys.modules["torch"]._C, "_cuda_getCurrentRawStream", None)
+    return quick or (lambda gpu: cuda.current_stream(gpu).cuda_stream)
+
+
 class TorchSpace:
     """PyTorch: memory from its allocator, which knows of graphs being captured; its current stream."""
 
     def __init__(self, device: Any) -> None:
         self.torch = sys.modules["torch"]
         self.device, self.gpu = device, device.index
-        self.stream = self.torch.cuda.current_stream(device).cuda_stream
+        self.stream = current_stream()(self.gpu)
 
     def look(self, name: str, array: Any, out: bool = False) -> Seen:
         if isinstance(array, self.torch.Tensor) and array.is_cuda:

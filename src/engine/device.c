@@ -18,10 +18,29 @@ const char *attn_device_name(attn_device device)
     return "?";
 }
 
+static attn__cuda_tensor dense(int64_t heads, int64_t tokens, int64_t dim)
+{
+    static char there; /* nobody reads what a plan's tensors point to */
+    return (attn__cuda_tensor){&there, heads * tokens * dim, tokens * dim, dim};
+}
+
+/*
+ * A plan is judged and its workspace sized before its tensors are known: as contiguous ones lie, and for the
+ * call that needs most: every result is wanted, delta is not given.
+ */
+static void lay_out(attn__cuda_call *call)
+{
+    call->q = call->dq = dense(call->heads_q, call->tokens_q, call->dim_qk);
+    call->k = call->dk = dense(call->heads_kv, call->tokens_kv, call->dim_qk);
+    call->v = call->dv = dense(call->heads_kv, call->tokens_kv, call->dim_v);
+    call->o = call->dout = dense(call->heads_q, call->tokens_q, call->dim_v);
+    call->lse = dense(call->heads_q, call->tokens_q, 1);
+}
+
 attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *options)
 {
     const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
-    return (attn__cuda_call){
+    attn__cuda_call call = {
         .dtype = p->dtype,
         .dtype_out = p->dtype_out,
         .batch = p->batch,
@@ -43,6 +62,8 @@ attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *opt
         .sms = options->sms,
         .deterministic = options->deterministic != 0,
     };
+    lay_out(&call);
+    return call;
 }
 
 static attn_status check_options(const attn_options *o)
@@ -62,25 +83,9 @@ static attn_status check_options(const attn_options *o)
     return ATTN_OK;
 }
 
-static attn__cuda_tensor dense(int64_t heads, int64_t tokens, int64_t dim)
-{
-    return (attn__cuda_tensor){NULL, heads * tokens * dim, tokens * dim, dim};
-}
-
-/* As contiguous tensors lie: by these a plan is judged, whose tensors come later. */
-static void lay_out(attn__cuda_call *call)
-{
-    call->q = call->dq = dense(call->heads_q, call->tokens_q, call->dim_qk);
-    call->k = call->dk = dense(call->heads_kv, call->tokens_kv, call->dim_qk);
-    call->v = call->dv = dense(call->heads_kv, call->tokens_kv, call->dim_v);
-    call->o = call->dout = dense(call->heads_q, call->tokens_q, call->dim_v);
-    call->lse = call->delta = dense(call->heads_q, call->tokens_q, 1);
-}
-
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
 {
     ATTN__TRY(check_options(options));
-    lay_out(&plan->call);
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
     const attn__cuda_kernel *k = plan->cuda;
     const size_t bytes =
