@@ -66,8 +66,8 @@ static const int64_t attn__unbounded = INT64_MAX; /* of left and right below */
  * that may come.
  *
  * In the functions that judge a problem or size its workspace no pointer is read but to see if it is NULL.  A
- * plan asks them about contiguous tensors, all results wanted, delta not given; what it is told must do for any
- * call that wants less.  Before an execute, rejects() judges the tensors that came.
+ * plan asks them about contiguous tensors, all results wanted, delta not given; what it is told must do for
+ * any call that wants less.  Before an execute, rejects() judges the tensors that came.
  */
 typedef struct attn__cuda_call {
     attn_dtype dtype;     /* of q, k, v, dout */
