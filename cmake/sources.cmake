@@ -43,6 +43,7 @@ set(ATTN_KERNEL_NO_CUDA
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
+    src/kernel/cuda/fma_launch.c
     src/kernel/cuda/images.c
     src/kernel/cuda/public.c
     src/kernel/cuda/table.c)
@@ -55,7 +56,17 @@ set(ATTN_CUBINS
     src/kernel/cuda/few_f16_128.cu
     src/kernel/cuda/few_f16_256.cu
     src/kernel/cuda/few_f16_64.cu
-    src/kernel/cuda/few_merge.cu)
+    src/kernel/cuda/few_merge.cu
+    src/kernel/cuda/fma_backward_64.cu
+    src/kernel/cuda/fma_backward_128.cu
+    src/kernel/cuda/fma_backward_256.cu
+    src/kernel/cuda/fma_forward_64.cu
+    src/kernel/cuda/fma_forward_128.cu
+    src/kernel/cuda/fma_forward_256.cu
+    src/kernel/cuda/fma_forward_512.cu
+    src/kernel/cuda/fma_rows.cu
+    src/kernel/cuda/tf32x3_forward_64.cu
+    src/kernel/cuda/tf32x3_forward_128.cu)
 
 set(ATTN_COMM
     src/comm/local.c)

@@ -8,5 +8,7 @@
 
 const attn__cuda_kernel *const attn__cuda_kernels[] = {
     &attn__cuda_few_sm90,
+    &attn__cuda_kernel_tf32x3,
+    &attn__cuda_kernel_fma,
     NULL,
 };
