@@ -191,6 +191,10 @@ PTX_INLINE uint32_t ptx_pack_f16(float low, float high)
     return pair;
 }
 
+PTX_INLINE float ptx_unpack_bf16(uint16_t half)
+{
+    return __uint_as_float((uint32_t)half << 16);
+}
 PTX_INLINE float ptx_unpack_f16(uint16_t half)
 {
     float x;
