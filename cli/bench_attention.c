@@ -17,6 +17,7 @@ typedef struct sweep {
     const attention_args *args;
     contestant all[CONTESTANTS];
     int count;
+    cli_gpu gpu; /* where that is asked for */
     attention_table table;
     cli_progress progress;
     int wrong;
@@ -47,7 +48,8 @@ static attention_case case_of(const sweep *s, const axes *x, const contestant *w
                           .dtype_out = x->dtype,
                           .mask = x->causal != 0 ? ATTN_MASK_CAUSAL : ATTN_MASK_FULL},
               .pass = x->pass,
-              .threads = (int)x->threads},
+              .threads = (int)x->threads,
+              .place = {(attn_device)args->common.device, (int)args->common.gpu}},
         .who = *who,
         .warmup = args->warmup,
         .repeat = args->repeat,
@@ -56,6 +58,7 @@ static attention_case case_of(const sweep *s, const axes *x, const contestant *w
         .seconds = args->seconds,
         .seed = (uint64_t)args->seed,
         .dry_run = args->dry_run,
+        .peak_flops = s->gpu.peak[x->dtype],
     };
     if (x->embedding > 0 && x->embedding % x->heads != 0) {
         a.refusal = "the heads do not divide the embedding";
@@ -277,7 +280,7 @@ static int choose_contestants(sweep *s)
 {
     contestant all[CONTESTANTS];
     char word[64];
-    int count = contest_all(all);
+    int count = contest_all(all, (attn_device)s->args->common.device);
     if (strcmp(s->args->contestant, "all") == 0) {
         memcpy(s->all, all, sizeof all);
         s->count = count;
@@ -308,7 +311,25 @@ static int check_args(const attention_args *args)
     if (cli_given(&args->common, "scale-down") && !cli_given(&args->common, "preset")) {
         return cli_error(CLI_USAGE, "--scale-down belongs to --preset");
     }
+    if (args->common.device == ATTN_CUDA && args->threads.count > 0) {
+        return cli_error(CLI_USAGE, "--threads belongs to --device cpu");
+    }
     return args->dry_run ? CLI_OK : cli_fail(cli_random_ready());
+}
+
+/* The GPU and, for the dtypes that are asked for, its peak. */
+static int find_gpu(sweep *s)
+{
+    const attention_args *args = s->args;
+    unsigned dtypes = 0;
+    if (args->common.device != ATTN_CUDA) {
+        return CLI_OK;
+    }
+    for (int64_t i = 0; i < args->dtype.count && !args->dry_run; i++) {
+        dtypes |= 1u << args->dtype.item[i];
+    }
+    cli_gpu_look((int)args->common.gpu, dtypes, &s->gpu);
+    return s->gpu.status == CLI_ROW_OK ? CLI_OK : cli_error(CLI_MISSING, "%s", s->gpu.text);
 }
 
 static int attention_verb(const void *values)
@@ -321,7 +342,11 @@ static int attention_verb(const void *values)
     sweep *s = cli_alloc(1, sizeof *s);
     s->args = args;
     code = choose_contestants(s);
-    code = code == CLI_OK ? attention_table_begin(&s->table, args, preset) : code;
+    code = code == CLI_OK ? find_gpu(s) : code;
+    if (code == CLI_OK) {
+        code =
+            attention_table_begin(&s->table, args, preset, args->common.device == ATTN_CUDA ? &s->gpu : NULL);
+    }
     if (code == CLI_OK) {
         if (preset == PRESET_NONE) {
             run_lists(s);

@@ -13,6 +13,7 @@
 
 #include "cli.h"
 #include "contest.h"
+#include "gpu.h"
 #include "measure.h"
 
 enum { PRESET_FLASH_VS_NAIVE, PRESET_D_MODEL, PRESET_NONE }; /* the first two: words of --preset */
@@ -36,6 +37,7 @@ typedef struct attention_case {
     double seconds;
     uint64_t seed;
     bool dry_run;
+    double peak_flops; /* on a GPU: what its multiply-adds reach; else 0: the case measures it */
     /* of a preset: what its table calls this row */
     const char *parameter;
     char value[24], note[80];
@@ -45,12 +47,13 @@ typedef struct attention_result {
     cli_row_status status; /* first, for cli_child_run() */
     char text[480];        /* why there are no numbers, or why they are wrong */
     char isa[32];
-    int threads;
+    int threads;         /* 0: on a GPU */
+    cli_gpu_state state; /* of the GPU, at the end of the samples */
     int64_t samples;
     double first;                    /* seconds, of the first call */
     cli_spread time;                 /* seconds, of the samples */
     double flops, peak_flops;        /* of one call; FLOP/s */
-    int64_t predicted, peak, before; /* bytes; before: resident between forward and backward */
+    int64_t predicted, peak, before; /* bytes; before: taken between forward and backward */
     double max_error, relative;
 } attention_result;
 
@@ -58,14 +61,19 @@ attention_result attention_measure(const attention_case *c);
 
 /* ---- bench_attention_table.c ---- */
 
+enum { ATTENTION_COLUMNS = 40 };
+
 typedef struct attention_table {
+    const cli_gpu *gpu; /* NULL: the CPU */
+    cli_column columns[ATTENTION_COLUMNS];
     cli_out out;
     cli_table table;
     int preset;
     bool published; /* a preset for people: the published columns */
 } attention_table;
 
-int attention_table_begin(attention_table *t, const attention_args *args, int preset);
+/* gpu: where it is measured, or NULL. */
+int attention_table_begin(attention_table *t, const attention_args *args, int preset, const cli_gpu *gpu);
 /* The full row. */
 void attention_table_row(attention_table *t, const attention_case *c, const attention_result *r);
 /* The row of a preset for people; backward: NULL where the preset has none. */

@@ -7,6 +7,9 @@
  * poisoned again before the last, the peak again (the larger counts, since what disturbs only slows), the
  * largest resident memory, and then, which no number contains, the comparison with the fp64 reference.
  *
+ * On a GPU time is between two events, with as many calls between them as take some milliseconds, and memory
+ * is what the case has left less of: free memory of the GPU before the tensors less that after the last call.
+ *
  * Errors are of sampled rows (and keys, for dK and dV) of sampled heads.  Where a head has at most REMADE
  * cells the reference of a gradient begins at q, k, v and dO alone; else it reads the lse and o of the
  * contestant's forward pass, whose rows are compared too.
@@ -22,8 +25,8 @@
 #include <omp.h>
 #endif
 
+#include "contest_store.h"
 #include "memory.h"
-#include "random.h"
 #include "tensors.h"
 #include "verify_backward.h"
 
@@ -37,46 +40,35 @@ typedef struct bench {
     const attention_case *a;
     contest_case c; /* with the number of threads filled in */
     attention_result *result;
-    contest_tensors t;
+    contest_store store;
     void *state;
+    void *begin, *end;     /* events of the GPU */
+    int64_t calls;         /* of a sample */
+    int64_t free_at_first; /* bytes of the GPU's memory */
     double *samples;
     char kernel[64]; /* of ours, at work; empty: the rival */
 } bench;
 
 /* ---- memory ---- */
 
-static int64_t elements(const attn_problem *p, attn_operand x)
+static bool on_gpu(const bench *b)
 {
-    int64_t heads = x == ATTN_Q ? p->heads_q : p->heads_kv, tokens = x == ATTN_Q ? p->tokens_q : p->tokens_kv;
-    return p->batch * heads * tokens * (x == ATTN_V ? p->dim_v : p->dim_qk);
-}
-
-static int64_t elements_out(const attn_problem *p)
-{
-    return p->batch * p->heads_q * p->tokens_q * p->dim_v;
-}
-
-/* As doubles, so that nothing overflows. */
-static double tensor_bytes(const bench *b)
-{
-    const attn_problem *p = &b->c.problem;
-    double in = (double)attn_dtype_size(p->dtype), out = (double)attn_dtype_size(p->dtype_out);
-    double rows = (double)p->batch * (double)p->heads_q * (double)p->tokens_q;
-    double keys = (double)p->batch * (double)p->heads_kv * (double)p->tokens_kv;
-    double d = (double)p->dim_qk, dv = (double)p->dim_v, inputs = rows * d + keys * (d + dv);
-    double bytes = in * inputs + out * rows * dv + 4 * rows;
-    return b->c.pass == CONTEST_FORWARD ? bytes : bytes + in * rows * dv + out * inputs;
+    return b->c.place.device == ATTN_CUDA;
 }
 
 static attn_status check_memory(bench *b)
 {
     const attention_case *a = b->a;
-    int64_t beside = 0, limit = a->mem_limit > 0 ? a->mem_limit : cli_memory_available();
+    int64_t beside = 0, limit = a->mem_limit;
     attn_status status = a->who.predict(&a->who, &b->c, &beside);
     if (status != ATTN_OK) {
         return status;
     }
-    double total = tensor_bytes(b) + (double)beside + (double)cli_memory_program(b->c.threads);
+    double total = contest_store_bytes(&b->c) + (double)beside;
+    total += on_gpu(b) ? 0 : (double)cli_memory_program(b->c.threads);
+    if (limit == 0) {
+        limit = on_gpu(b) ? b->free_at_first : cli_memory_available();
+    }
     if (total > 0x1p62) {
         return cli_refuse(ATTN_ELIMIT, "larger than any memory");
     }
@@ -89,87 +81,68 @@ static attn_status check_memory(bench *b)
     return ATTN_OK;
 }
 
-static void poison(void *data, int64_t count, attn_dtype dtype)
+static int64_t memory_now(const bench *b)
 {
-    if (data != NULL) {
-        memset(data, 0xff, (size_t)count * attn_dtype_size(dtype));
-    }
-}
-
-static void poison_outputs(bench *b)
-{
-    const attn_problem *p = &b->c.problem;
-    if (b->c.pass != CONTEST_BACKWARD) {
-        poison(b->t.o, elements_out(p), p->dtype_out);
-        poison(b->t.lse, p->batch * p->heads_q * p->tokens_q, ATTN_F32);
-    }
-    poison(b->t.dq, elements(p, ATTN_Q), p->dtype_out);
-    poison(b->t.dk, elements(p, ATTN_K), p->dtype_out);
-    poison(b->t.dv, elements(p, ATTN_V), p->dtype_out);
-}
-
-static bool fill(void **array, cli_random *random, attn_operand x)
-{
-    const attn_problem *p = &random->problem;
-    int64_t tokens = x == ATTN_Q ? p->tokens_q : p->tokens_kv, dim = x == ATTN_V ? p->dim_v : p->dim_qk;
-    size_t size = attn_dtype_size(p->dtype);
-    size_t one = (size_t)(elements(p, x) / p->batch) * size;
-    *array = malloc((size_t)p->batch * one);
-    for (int64_t i = 0; i < p->batch && *array != NULL; i++) {
-        void *at = (char *)*array + (size_t)i * one;
-        (void)cli_random_read(random, x, i, 0, tokens, at, tokens * dim);
-    }
-    return *array != NULL;
-}
-
-static attn_status make_tensors(bench *b)
-{
-    const attn_problem *p = &b->c.problem;
-    contest_tensors *t = &b->t;
-    cli_random inputs = {.problem = *p, .seed = b->a->seed}, slope = inputs;
-    size_t out = attn_dtype_size(p->dtype_out);
-    slope.problem.dim_qk = p->dim_v; /* dO is shaped like q with v's last dimension */
-    slope.seed = ~b->a->seed;
-    bool enough =
-        fill(&t->q, &inputs, ATTN_Q) && fill(&t->k, &inputs, ATTN_K) && fill(&t->v, &inputs, ATTN_V);
-    t->o = malloc((size_t)elements_out(p) * out);
-    t->lse = malloc((size_t)(p->batch * p->heads_q * p->tokens_q) * sizeof *t->lse);
-    b->samples = malloc((size_t)b->a->repeat * sizeof *b->samples);
-    enough = enough && t->o != NULL && t->lse != NULL && b->samples != NULL;
-    if (b->c.pass != CONTEST_FORWARD && enough) {
-        enough = fill(&t->dout, &slope, ATTN_Q);
-        t->dq = malloc((size_t)elements(p, ATTN_Q) * out);
-        t->dk = malloc((size_t)elements(p, ATTN_K) * out);
-        t->dv = malloc((size_t)elements(p, ATTN_V) * out);
-        enough = enough && t->dq != NULL && t->dk != NULL && t->dv != NULL;
-    }
-    return enough ? ATTN_OK : cli_refuse(ATTN_ENOMEM, "out of memory");
-}
-
-static void free_tensors(contest_tensors *t)
-{
-    void *all[] = {t->q, t->k, t->v, t->o, t->lse, t->dout, t->dq, t->dk, t->dv};
-    for (size_t i = 0; i < sizeof all / sizeof all[0]; i++) {
-        free(all[i]);
-    }
+    return on_gpu(b) ? b->free_at_first - cli_place_free_bytes(b->c.place) : cli_memory_now();
 }
 
 /* ---- timing ---- */
 
-/* One call; of BOTH, what is resident between its halves is told where `before` is not NULL. */
-static attn_status call(bench *b, double *seconds, int64_t *before)
+static attn_status start_clock(bench *b, double *now)
+{
+    *now = cli_now();
+    return on_gpu(b) ? attn_cuda_event_record(b->c.place.gpu, b->begin, NULL) : ATTN_OK;
+}
+
+static attn_status read_clock(bench *b, double since, double *seconds)
+{
+    const int gpu = b->c.place.gpu;
+    *seconds = cli_now() - since;
+    if (!on_gpu(b)) {
+        return ATTN_OK;
+    }
+    attn_status status = attn_cuda_event_record(gpu, b->end, NULL);
+    return status == ATTN_OK ? attn_cuda_event_elapsed(gpu, b->begin, b->end, seconds) : status;
+}
+
+/* Some calls, the seconds of one; of BOTH, what is taken between its halves is told where `before` is not
+ * NULL. */
+static attn_status call(bench *b, int64_t calls, double *seconds, int64_t *before)
 {
     const contestant *who = &b->a->who;
-    double begin = cli_now();
-    attn_status status;
-    if (b->c.pass == CONTEST_BOTH && before != NULL) {
-        status = who->run(b->state, CONTEST_FORWARD);
-        *before = cli_memory_now();
-        status = status == ATTN_OK ? who->run(b->state, CONTEST_BACKWARD) : status;
-    } else {
-        status = who->run(b->state, b->c.pass);
+    double begin;
+    attn_status status = start_clock(b, &begin);
+    for (int64_t i = 0; i < calls && status == ATTN_OK; i++) {
+        if (b->c.pass == CONTEST_BOTH && before != NULL) {
+            status = who->run(b->state, CONTEST_FORWARD);
+            *before = memory_now(b);
+            status = status == ATTN_OK ? who->run(b->state, CONTEST_BACKWARD) : status;
+        } else {
+            status = who->run(b->state, b->c.pass);
+        }
     }
-    *seconds = cli_now() - begin;
+    if (status == ATTN_OK) {
+        status = read_clock(b, begin, seconds);
+    }
+    *seconds /= (double)calls;
+    return status;
+}
+
+/* Warms up; then as many calls are a sample as its clock needs. */
+static attn_status warm_up(bench *b)
+{
+    const double enough = 4e-3; /* seconds: a thousand times the clock's step and a launch */
+    const int64_t most = 200;
+    double one = b->result->first;
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0; i < b->a->warmup && status == ATTN_OK; i++) {
+        status = call(b, 1, &one, NULL);
+    }
+    b->calls = 1;
+    if (on_gpu(b) && status == ATTN_OK) {
+        status = call(b, 3, &one, NULL);
+        b->calls = one * (double)most < enough ? most : one < enough ? (int64_t)(enough / one) + 1 : 1;
+    }
     return status;
 }
 
@@ -177,57 +150,61 @@ static attn_status take_samples(bench *b)
 {
     const attention_case *a = b->a;
     attention_result *r = b->result;
-    attn_status status = ATTN_OK;
-    double ignored, begin = cli_now();
-    for (int64_t i = 0; i < a->warmup && status == ATTN_OK; i++) {
-        status = call(b, &ignored, NULL);
-    }
+    double begin = cli_now();
+    attn_status status = warm_up(b);
     while (status == ATTN_OK && r->samples < a->repeat) {
         double spent = cli_now() - begin, each = r->samples > 0 ? spent / (double)r->samples : 0;
         bool over = a->seconds > 0 && r->samples > 0 && spent + each > a->seconds;
         bool last = over || r->samples + 1 == a->repeat;
         if (last) {
-            poison_outputs(b);
+            status = contest_store_poison(&b->store);
         }
-        status = call(b, &b->samples[r->samples++], NULL);
+        status = status == ATTN_OK ? call(b, b->calls, &b->samples[r->samples++], NULL) : status;
         if (over) {
             break;
         }
     }
+    if (on_gpu(b) && status == ATTN_OK) {
+        r->state = cli_gpu_now(b->c.place.gpu);
+    }
     return status;
+}
+
+static double peak_of(const bench *b)
+{
+    const double blink = 0.02; /* seconds for the peak, before and after */
+    return on_gpu(b) ? b->a->peak_flops : attn_peak_flops(b->a->who.peak(b->state), b->c.threads, blink);
 }
 
 static attn_status measure(bench *b)
 {
     const contestant *who = &b->a->who;
     attention_result *r = b->result;
-    const double blink = 0.02; /* seconds for the peak, before and after */
-    const char *of = who->peak(b->state);
-    attn_status status = ATTN_OK;
-    poison_outputs(b);
-    r->peak_flops = attn_peak_flops(of, b->c.threads, blink);
-    if (b->c.pass == CONTEST_BACKWARD) {
+    attn_status status = contest_store_poison(&b->store);
+    r->peak_flops = peak_of(b);
+    if (b->c.pass == CONTEST_BACKWARD && status == ATTN_OK) {
         status = who->run(b->state, CONTEST_FORWARD);
-        r->before = cli_memory_now();
+        status = status == ATTN_OK ? cli_place_wait(b->c.place) : status;
+        r->before = memory_now(b);
     }
     if (status == ATTN_OK) {
-        status = call(b, &r->first, &r->before);
+        status = call(b, 1, &r->first, &r->before);
     }
     if (status == ATTN_OK) {
         status = take_samples(b);
     }
     if (status == ATTN_OK) {
         r->time = cli_spread_of(b->samples, r->samples);
-        r->peak_flops = fmax(r->peak_flops, attn_peak_flops(of, b->c.threads, blink));
+        r->peak_flops = fmax(r->peak_flops, peak_of(b));
     }
-    r->peak = cli_memory_peak();
-    return status;
+    r->peak = on_gpu(b) ? memory_now(b) : cli_memory_peak();
+    return status == ATTN_OK ? contest_store_fetch(&b->store) : status;
 }
 
 /* ---- comparing ---- */
 
 typedef struct reader {
-    const contest_tensors *t;
+    const float *lse;
     cli_tensor o;
 } reader;
 
@@ -237,7 +214,7 @@ static attn_status read_result(void *data, int64_t batch, int64_t head, int64_t 
     const reader *r = data;
     for (int64_t i = 0; i < count; i++) {
         cli_tensor_row(&r->o, batch, head, first + i, o + i * r->o.dim);
-        lse[i] = r->t->lse[(batch * r->o.heads + head) * r->o.tokens + first + i];
+        lse[i] = r->lse[(batch * r->o.heads + head) * r->o.tokens + first + i];
     }
     return ATTN_OK;
 }
@@ -246,15 +223,17 @@ static attn_status compare_forward(bench *b)
 {
     const attn_problem *p = &b->c.problem;
     attention_result *r = b->result;
-    cli_tensor inputs[3] = {cli_tensor_of(p, ATTN_Q, (attn_tensor){.data = b->t.q}),
-                            cli_tensor_of(p, ATTN_K, (attn_tensor){.data = b->t.k}),
-                            cli_tensor_of(p, ATTN_V, (attn_tensor){.data = b->t.v})};
+    cli_tensor inputs[3] = {cli_tensor_of(p, ATTN_Q, (attn_tensor){.data = b->store.here.q}),
+                            cli_tensor_of(p, ATTN_K, (attn_tensor){.data = b->store.here.k}),
+                            cli_tensor_of(p, ATTN_V, (attn_tensor){.data = b->store.here.v})};
     attn_source source = {.size = sizeof source, .data = inputs, .read = cli_tensors_read};
-    reader data = {.t = &b->t, .o = cli_tensor_out(p, p->dtype_out, (attn_tensor){.data = b->t.o})};
+    reader data = {.lse = b->store.here.lse,
+                   .o = cli_tensor_out(p, p->dtype_out, (attn_tensor){.data = b->store.here.o})};
     cli_verdict verdict;
     cli_verify verify = {
         .problem = p,
         .kernel = b->kernel[0] != '\0' ? b->kernel : NULL,
+        .rounds_scores = b->a->who.rounds_scores,
         .source = &source,
         .out = (cli_dtype)p->dtype_out,
         .rows = b->a->rows,
@@ -285,18 +264,19 @@ static attn_status compare_backward(bench *b)
     double cells = (double)p->tokens_q * (double)p->tokens_kv * (double)(p->heads_q / p->heads_kv);
     attn_gradients io = {
         .size = sizeof io,
-        .q = {.data = b->t.q},
-        .k = {.data = b->t.k},
-        .v = {.data = b->t.v},
-        .o = {.data = b->t.o},
-        .lse = {.data = b->t.lse},
-        .dout = {.data = b->t.dout},
-        .dq = {.data = b->t.dq},
-        .dk = {.data = b->t.dk},
-        .dv = {.data = b->t.dv},
+        .q = {.data = b->store.here.q},
+        .k = {.data = b->store.here.k},
+        .v = {.data = b->store.here.v},
+        .o = {.data = b->store.here.o},
+        .lse = {.data = b->store.here.lse},
+        .dout = {.data = b->store.here.dout},
+        .dq = {.data = b->store.here.dq},
+        .dk = {.data = b->store.here.dk},
+        .dv = {.data = b->store.here.dv},
     };
     cli_slopes slopes = {.problem = p,
                          .kernel = b->kernel[0] != '\0' ? b->kernel : NULL,
+                         .rounds_scores = b->a->who.rounds_scores,
                          .io = &io,
                          .anew = cells <= REMADE,
                          .rows = b->a->rows,
@@ -324,27 +304,49 @@ static double flops_of(const contest_case *c)
     return attn_problem_flops(&c->problem) * factor[c->pass];
 }
 
+/* The GPU's context, which is no case's memory, and its clock. */
+static attn_status open_gpu(bench *b)
+{
+    const int gpu = b->c.place.gpu;
+    if (!on_gpu(b)) {
+        return ATTN_OK;
+    }
+    attn_status status = attn_cuda_event_create(gpu, &b->begin);
+    status = status == ATTN_OK ? attn_cuda_event_create(gpu, &b->end) : status;
+    b->free_at_first = cli_place_free_bytes(b->c.place);
+    return status;
+}
+
 static attn_status run_steps(bench *b)
 {
     const contestant *who = &b->a->who;
     attention_result *r = b->result;
+    attn_status status = open_gpu(b);
+    if (status != ATTN_OK) {
+        return status;
+    }
     const char *reason = who->can_do(who, &b->c, r->text, sizeof r->text);
     if (reason != NULL) {
         return cli_refuse(ATTN_EUNSUPPORTED, "%s", reason);
     }
-    attn_status status = check_memory(b);
+    status = check_memory(b);
     if (status != ATTN_OK || b->a->dry_run) {
         return status;
     }
-    status = make_tensors(b);
+    b->samples = malloc((size_t)b->a->repeat * sizeof *b->samples);
+    status = b->samples != NULL ? contest_store_open(&b->store, b->a->seed)
+                                : cli_refuse(ATTN_ENOMEM, "out of memory");
     if (status == ATTN_OK) {
-        status = who->setup(who, &b->c, &b->t, &b->state);
+        status = who->setup(who, &b->c, &b->store.there, &b->state);
     }
     if (status == ATTN_OK) {
         const char *kernel = who->peak(b->state);
         snprintf(b->kernel, sizeof b->kernel, "%s", kernel != NULL ? kernel : "");
         snprintf(r->isa, sizeof r->isa, "%s", who->isa(b->state));
         status = measure(b);
+        if (status == ATTN_EUNSUPPORTED) { /* no refusal any more: something broke */
+            status = ATTN_EIO;
+        }
     }
     who->free_state(b->state); /* the reference needs room too */
     b->state = NULL;
@@ -361,6 +363,7 @@ static void run_case(const void *data, void *result)
 {
     bench b = {.a = data, .result = result};
     b.c = b.a->c;
+    b.store.c = &b.c;
 #ifdef _OPENMP
     b.c.threads = b.c.threads > 0 ? b.c.threads : omp_get_max_threads();
     omp_set_num_threads(b.c.threads);
@@ -368,14 +371,14 @@ static void run_case(const void *data, void *result)
     b.c.threads = 1;
 #endif
     b.result->status = CLI_ROW_PLANNED;
-    b.result->threads = b.c.threads;
+    b.result->threads = on_gpu(&b) ? 0 : b.c.threads;
     b.result->flops = flops_of(&b.c);
     attn_status status = run_steps(&b);
     if (status != ATTN_OK) {
         b.result->status = cli_row_status_of(status);
         snprintf(b.result->text, sizeof b.result->text, "%s", attn_last_error());
     }
-    free_tensors(&b.t);
+    contest_store_close(&b.store);
     free(b.samples);
 }
 

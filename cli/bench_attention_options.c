@@ -26,7 +26,9 @@ const cli_option attention_options[] = {
      .fallback = "flash,naive",
      .help =
          "flash (our first kernel that takes the case), a row of the kernel table such as flash-avx2, naive "
-         "(OpenBLAS and a score matrix), or all"},
+         "(OpenBLAS, on a GPU cuBLASLt, and a score matrix), or all"},
+    CLI_OPTION_DEVICE,
+    CLI_OPTION_GPU,
     {.name = "pass",
      .kind = CLI_CHOICES,
      CLI_TO(attention_args, pass),

@@ -7,6 +7,7 @@
  * note; as csv or JSON it has the full columns behind parameter and value.
  */
 #include <math.h>
+#include <string.h>
 
 #include "bench_attention.h"
 #include "machine.h"
@@ -44,6 +45,13 @@ static const cli_column columns[] = {
 };
 enum { OF_PRESET = 2, COLUMNS = sizeof columns / sizeof columns[0] };
 
+/* On a GPU also these, before the note. */
+static const cli_column gpu_columns[] = {
+    {"sm_clock_mhz", "SM (MHz)", CLI_CELL_INT, 0, 0},
+    {"power_w", "power (W)", CLI_CELL_INT, 0, 0},
+};
+enum { GPU_COLUMNS = sizeof gpu_columns / sizeof gpu_columns[0] };
+
 static const cli_column flash_vs_naive_columns[] = {
     {"parameter", "parameter", CLI_CELL_TEXT, 0, 10},
     {"value", "value", CLI_CELL_TEXT, 0, 0},
@@ -68,9 +76,48 @@ static const cli_column d_model_columns[] = {
     {"note", "note", CLI_CELL_TEXT, 0, 0},
 };
 
-int attention_table_begin(attention_table *t, const attention_args *args, int preset)
+/* The columns of full rows, in t->columns; returns how many. */
+static int choose_columns(attention_table *t, int preset)
+{
+    const int skip = preset == PRESET_NONE ? OF_PRESET : 0;
+    int count = COLUMNS - skip;
+    memcpy(t->columns, columns + skip, (size_t)count * sizeof *columns);
+    if (t->gpu != NULL) {
+        memcpy(t->columns + count - 1, gpu_columns, sizeof gpu_columns);
+        count += GPU_COLUMNS;
+        t->columns[count - 1] = columns[COLUMNS - 1];
+    }
+    return count;
+}
+
+static void put_machine(cli_json *json, const cli_gpu *gpu)
 {
     cli_machine host;
+    cli_machine_look(&host);
+    cli_json_object(json, "machine");
+    cli_machine_json(json, &host);
+    cli_json_text(json, "version", attn_version());
+    cli_json_text(json, "build", cli_build());
+    cli_json_text(json, "compiler", cli_compiler());
+    if (gpu != NULL) {
+        cli_json_object(json, "gpu");
+        cli_gpu_json(json, gpu);
+        for (int dtype = 0; dtype < CLI_GPU_DTYPES; dtype++) {
+            char key[32];
+            snprintf(key, sizeof key, "peak_gflops_%s", attn_dtype_name((attn_dtype)dtype));
+            if (gpu->peak[dtype] > 0) {
+                cli_json_real(json, key, 1e-9 * gpu->peak[dtype]);
+            }
+        }
+        cli_json_text(json, "peak_of", gpu->peak_of);
+        cli_json_end(json);
+    }
+    cli_json_end(json);
+}
+
+int attention_table_begin(attention_table *t, const attention_args *args, int preset, const cli_gpu *gpu)
+{
+    t->gpu = gpu;
     int code = cli_out_open(&t->out, &args->common);
     if (code != CLI_OK) {
         return code;
@@ -79,15 +126,9 @@ int attention_table_begin(attention_table *t, const attention_args *args, int pr
     t->preset = preset;
     t->published = preset != PRESET_NONE && (out->format == CLI_FORMAT_TABLE || out->format == CLI_FORMAT_MD);
     if (out->format == CLI_FORMAT_JSON) {
-        cli_machine_look(&host);
         cli_json_object(&out->json, NULL);
         cli_json_int(&out->json, "schema_version", CLI_SCHEMA_VERSION);
-        cli_json_object(&out->json, "machine");
-        cli_machine_json(&out->json, &host);
-        cli_json_text(&out->json, "version", attn_version());
-        cli_json_text(&out->json, "build", cli_build());
-        cli_json_text(&out->json, "compiler", cli_compiler());
-        cli_json_end(&out->json);
+        put_machine(&out->json, gpu);
     }
     if (t->published && preset == PRESET_D_MODEL) {
         cli_table_begin(&t->table, out, "rows", d_model_columns,
@@ -96,10 +137,32 @@ int attention_table_begin(attention_table *t, const attention_args *args, int pr
         cli_table_begin(&t->table, out, "rows", flash_vs_naive_columns,
                         sizeof flash_vs_naive_columns / sizeof flash_vs_naive_columns[0]);
     } else {
-        int skip = preset == PRESET_NONE ? OF_PRESET : 0;
-        cli_table_begin(&t->table, out, "rows", columns + skip, COLUMNS - skip);
+        const int count = choose_columns(t, preset);
+        cli_table_begin(&t->table, out, "rows", t->columns, count);
     }
     return CLI_OK;
+}
+
+/* What the numbers above were measured on. */
+static void put_gpu(const attention_table *t)
+{
+    const cli_gpu *gpu = t->gpu;
+    FILE *file = t->out.file;
+    fprintf(file, "\n%s, %d SMs", gpu->info.name, gpu->info.sms);
+    if (gpu->clock_most > 0) {
+        fprintf(file, " up to %d MHz, %d W", gpu->clock_most, gpu->power_most);
+    }
+    fprintf(file, ", CUDA %d.%d", gpu->info.driver / 1000, gpu->info.driver % 1000 / 10);
+    if (gpu->driver[0] != '\0') {
+        fprintf(file, ", driver %s", gpu->driver);
+    }
+    fprintf(file, "; peak:");
+    for (int dtype = 0; dtype < CLI_GPU_DTYPES; dtype++) {
+        if (gpu->peak[dtype] > 0) {
+            fprintf(file, " %s %.1f TFLOP/s,", attn_dtype_name((attn_dtype)dtype), 1e-12 * gpu->peak[dtype]);
+        }
+    }
+    fprintf(file, " %s\n", gpu->peak_of);
 }
 
 int attention_table_end(attention_table *t, int code)
@@ -107,6 +170,8 @@ int attention_table_end(attention_table *t, int code)
     cli_table_end(&t->table);
     if (t->out.format == CLI_FORMAT_JSON) {
         cli_json_end(&t->out.json);
+    } else if (t->gpu != NULL && (t->out.format == CLI_FORMAT_TABLE || t->out.format == CLI_FORMAT_MD)) {
+        put_gpu(t);
     }
     return cli_out_close(&t->out, code);
 }
@@ -163,6 +228,10 @@ void attention_table_row(attention_table *t, const attention_case *c, const atte
     cli_table_text(table, cli_row_word(r->status));
     cli_table_known(table, ran, (double)r->samples);
     cli_table_known(table, ran && r->before > 0, 1e-6 * (double)r->before);
+    if (t->gpu != NULL) {
+        cli_table_known(table, r->state.clock > 0, r->state.clock);
+        cli_table_known(table, r->state.power > 0, r->state.power);
+    }
     put_note(table, c, r->text);
 }
 

@@ -9,6 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu.h"
 #include "machine.h"
 #include "random.h"
 
@@ -31,7 +32,9 @@ typedef struct tally {
 typedef struct checking {
     const check_args *args;
     check_case *grid;
-    int count, kernels, wrong, ran;
+    attn_verdict row[CLI_KERNELS];
+    int rows, count, kernels, wrong, ran;
+    cli_gpu gpu; /* where that is asked for */
     cli_out out;
     cli_table table;
     cli_progress progress;
@@ -107,9 +110,10 @@ static void count_case(const checking *k, tally *sum, const char *kernel, int in
         char problem[256], arrays[CHECK_TEXT];
         (void)attn_problem_print(&c->problem, problem, sizeof problem);
         snprintf(sum->note, sizeof sum->note,
-                 "%s (%s; %s); again: attn check%s --kernel %s --seed %lld --case %d", r->text, problem,
-                 check_case_text(c, arrays), k->args->quick ? " --quick" : "", kernel,
-                 (long long)k->args->seed, index);
+                 "%s (%s; %s); again: attn check%s%s --kernel %s --seed %lld --case %d", r->text, problem,
+                 check_case_text(c, arrays), k->args->quick ? " --quick" : "",
+                 c->place.device == ATTN_CUDA ? " --device cuda" : "", kernel, (long long)k->args->seed,
+                 index);
     }
 }
 
@@ -136,16 +140,20 @@ static void check_kernel(checking *k, const attn_verdict *row)
 {
     tally sum = {0};
     double begin = cli_now();
-    for (int i = 0; i < k->count; i++) {
-        if (k->args->only < 0 || k->args->only == i) {
-            check_result result = check_run(&k->grid[i], row->name);
-            count_case(k, &sum, row->name, i, &result);
+    const int first = k->args->only < 0 ? 0 : (int)k->args->only,
+              end = k->args->only < 0 ? k->count : first + 1;
+    for (int i = first; i < end;) {
+        check_result result[CHECK_TOGETHER];
+        const int done = check_run(&k->grid[i], end - i, row->name, result);
+        for (int n = 0; n < done; n++) {
+            count_case(k, &sum, row->name, i + n, &result[n]);
             cli_progress_add(&k->progress, 1);
             if (k->args->verbose) {
                 cli_progress_hide(&k->progress);
-                put_case(k, row->name, i, &result);
+                put_case(k, row->name, i + n, &result[n]);
             }
         }
+        i += done;
     }
     sum.seconds = cli_now() - begin;
     cli_progress_hide(&k->progress);
@@ -166,14 +174,16 @@ static bool asked_for(const check_args *args, const char *name)
     return found;
 }
 
-static int count_kernels(const check_args *args)
+/* Keeps the rows that are asked for. */
+static void list_kernels(checking *k)
 {
-    attn_verdict row = ATTN_INIT(attn_verdict);
-    int count = 0;
-    for (int64_t i = 0; attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
-        count += asked_for(args, row.name);
+    const attn_device device = (attn_device)k->args->common.device;
+    k->rows = cli_kernel_rows(device, k->row);
+    for (int i = 0; i < k->rows; i++) {
+        if (asked_for(k->args, k->row[i].name)) {
+            k->row[k->kernels++] = k->row[i];
+        }
     }
-    return count;
 }
 
 /* ---- the verb ---- */
@@ -191,6 +201,11 @@ static void begin_output(checking *k)
         cli_json_int(&k->out.json, "schema_version", CLI_SCHEMA_VERSION);
         cli_json_object(&k->out.json, "machine");
         cli_machine_json(&k->out.json, &host);
+        if (k->args->common.device == ATTN_CUDA) {
+            cli_json_object(&k->out.json, "gpu");
+            cli_gpu_json(&k->out.json, &k->gpu);
+            cli_json_end(&k->out.json);
+        }
         cli_json_end(&k->out.json);
     }
     cli_table_begin(&k->table, &k->out, verbose ? "cases" : "kernels", columns, count);
@@ -211,37 +226,49 @@ static int end_output(checking *k)
     return cli_out_close(&k->out, k->wrong > 0 ? CLI_WRONG : CLI_OK);
 }
 
-static int check_verb(const void *values)
+/* What must be there before the first case. */
+static int prepare(checking *k)
 {
-    const check_args *args = values;
-    checking k = {.args = args, .kernels = count_kernels(args)};
+    const check_args *args = k->args;
+    const cli_place place = {(attn_device)args->common.device, (int)args->common.gpu};
     int code = cli_fail(cli_random_ready());
+    if (code == CLI_OK && place.device == ATTN_CUDA) {
+        cli_gpu_look(place.gpu, 0, &k->gpu);
+        code = k->gpu.status == CLI_ROW_OK ? CLI_OK : cli_error(CLI_MISSING, "%s", k->gpu.text);
+    }
     if (code != CLI_OK) {
         return code;
     }
-    if (k.kernels == 0) {
+    list_kernels(k);
+    if (k->kernels == 0 && args->kernel != NULL) {
         return cli_error(CLI_USAGE, "--kernel %s: there is no such kernel; 'attn info' lists them",
                          args->kernel);
     }
-    k.grid = check_grid(args->quick, (uint64_t)args->seed, &k.count);
-    if (cli_given(&args->common, "case") && args->only >= k.count) {
-        free(k.grid);
-        return cli_error(CLI_USAGE, "--case %lld: the cases are 0 to %d", (long long)args->only, k.count - 1);
+    k->grid = check_grid(args->quick, (uint64_t)args->seed, place, &k->count);
+    if (cli_given(&args->common, "case") && args->only >= k->count) {
+        return cli_error(CLI_USAGE, "--case %lld: the cases are 0 to %d", (long long)args->only,
+                         k->count - 1);
     }
-    code = cli_out_open(&k.out, &args->common);
+    return CLI_OK;
+}
+
+static int check_verb(const void *values)
+{
+    checking *k = cli_alloc(1, sizeof *k);
+    k->args = values;
+    int code = prepare(k);
+    code = code == CLI_OK ? cli_out_open(&k->out, &k->args->common) : code;
     if (code == CLI_OK) {
-        attn_verdict row = ATTN_INIT(attn_verdict);
-        begin_output(&k);
-        cli_progress_begin(&k.progress, &args->common, "cases", (double)k.kernels * k.count);
-        for (int64_t i = 0; attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
-            if (asked_for(args, row.name)) {
-                check_kernel(&k, &row);
-            }
+        begin_output(k);
+        cli_progress_begin(&k->progress, &k->args->common, "cases", (double)k->kernels * k->count);
+        for (int i = 0; i < k->kernels; i++) {
+            check_kernel(k, &k->row[i]);
         }
-        cli_progress_end(&k.progress);
-        code = end_output(&k);
+        cli_progress_end(&k->progress);
+        code = end_output(k);
     }
-    free(k.grid);
+    free(k->grid);
+    free(k);
     return code;
 }
 
@@ -254,6 +281,8 @@ static const cli_option check_options[] = {
      .argument = "NAME[,NAME..]",
      .fallback = "(all)",
      .help = "only these rows of the kernel table; attn info lists them"},
+    CLI_OPTION_DEVICE,
+    CLI_OPTION_GPU,
     {.name = "case",
      .kind = CLI_INT,
      CLI_TO(check_args, only),
@@ -280,6 +309,7 @@ static const cli_option check_options[] = {
 static const cli_example check_examples[] = {
     {"attn check", "every kernel on this machine, about a minute"},
     {"attn check --quick", "the same in seconds"},
+    {"attn check --device cuda", "every kernel for the GPU"},
     {"attn check --kernel flash-avx2 --case 17 --verbose", "one case again"},
     {NULL, NULL},
 };
@@ -298,7 +328,8 @@ const cli_verb cli_verb_check = {
         "rows without keys, one huge logit, equal weights, NaN that must stay in its rows, and work that is "
         "cut "
         "for several workers. Each case runs in a process of its own, twice, with one and three threads: the "
-        "bits must be the same, and nothing between rows may be written.\n\n"
+        "bits must be the same, and nothing between rows may be written. On a GPU cases share a process, and "
+        "gradients run once in the mode that repeats its bits and once in the other.\n\n"
         "of tolerance: the largest error as a share of what rounding may cost, a formula of dtype, dimension "
         "and "
         "length; above 1 is WRONG, and the exit code is 1. A kernel that this machine or ATTN_ISA cannot run "

@@ -11,12 +11,14 @@
 
 #include "cli.h"
 #include "measure.h"
+#include "place.h"
 
 /* How the arrays lie in memory. */
 typedef enum check_layout {
     CHECK_BHND,       /* contiguous */
     CHECK_BNHD,       /* heads of a token side by side */
     CHECK_PADDED,     /* gaps behind rows, heads and batches */
+    CHECK_ALIGNED,    /* the same of whole 16 bytes */
     CHECK_TRANSPOSED, /* tokens side by side, dims apart */
     CHECK_REVERSED,   /* tokens in falling order */
     CHECK_LAYOUTS
@@ -35,8 +37,9 @@ typedef struct check_case {
     check_layout layout;
     check_kind kind;
     int64_t workers; /* of the forward pass */
-    int64_t rows;    /* of each head that are compared; 0: all */
-    bool anew;       /* the reference of gradients begins at q, k, v and dO alone */
+    cli_place place;
+    int64_t rows; /* of each head that are compared; 0: all */
+    bool anew;    /* the reference of gradients begins at q, k, v and dO alone */
     uint64_t seed;
 } check_case;
 
@@ -45,7 +48,7 @@ typedef struct check_case {
 const char *check_case_text(const check_case *c, char text[CHECK_TEXT]);
 
 /* The cases, freed with free(); quick: those that take seconds. */
-check_case *check_grid(bool quick, uint64_t seed, int *count);
+check_case *check_grid(bool quick, uint64_t seed, cli_place place, int *count);
 
 typedef struct check_result {
     cli_row_status status; /* first, for cli_child_run(); REFUSED: the kernel does not take the case */
@@ -55,6 +58,9 @@ typedef struct check_result {
     double forward_error, backward_error; /* ||x - ref|| / ||ref|| */
 } check_result;
 
-check_result check_run(const check_case *c, const char *kernel);
+/* Runs some cases, each in a process of its own; on a GPU, whose opening takes longer than a case, all in
+ * one, which ends at the first that fails.  Returns how many have a result. */
+enum { CHECK_TOGETHER = 16 };
+int check_run(const check_case *c, int count, const char *kernel, check_result result[CHECK_TOGETHER]);
 
 #endif

@@ -6,6 +6,9 @@
  * numbers of threads over differently poisoned outputs.  Of each byte of an output the two runs must then say
  * the same (an element: the bits do not depend on the threads) or each its own poison (a gap between rows,
  * which is the caller's); and there must be as many gaps as the strides leave.
+ *
+ * On a GPU it runs twice, too, with arrays in its memory; gradients once in the mode that repeats its bits
+ * and once in the other, so that theirs need not agree.
  */
 #include "check.h"
 
@@ -24,6 +27,7 @@
 typedef struct array {
     cli_tensor t;
     unsigned char *buffer, *before; /* before: what the first run wrote, outputs only */
+    unsigned char *there;           /* on a GPU: the same in its memory */
     size_t bytes;
 } array;
 
@@ -38,13 +42,22 @@ typedef struct check {
 
 enum { POISON = 0xff, OTHER_POISON = 0xee };
 
+static bool on_gpu(const check *k)
+{
+    return k->c->place.device == ATTN_CUDA;
+}
+
 /* ---- arrays ---- */
 
 /* Strides of a layout, the element where [0][0][0][0] lies, and how many elements there are, gaps included.
  */
 static int64_t lay_out(check_layout layout, cli_tensor *t, int64_t *first)
 {
-    int64_t *s = t->at.stride, pad = layout == CHECK_PADDED ? 3 : 0, row = t->dim + pad;
+    int64_t *s = t->at.stride,
+            pad = layout == CHECK_PADDED    ? 3
+                  : layout == CHECK_ALIGNED ? 16
+                                            : 0,
+            row = t->dim + pad;
     *first = 0;
     s[3] = 1;
     s[2] = row;
@@ -75,6 +88,12 @@ static bool open_array(check *k, int which, cli_tensor t)
         return false;
     }
     memset(a->buffer, POISON, a->bytes);
+    if (on_gpu(k)) {
+        a->there = cli_place_alloc(k->c->place, a->bytes);
+        if (a->there == NULL) {
+            return false;
+        }
+    }
     t.at.data = a->buffer + (size_t)first * size;
     a->t = t;
     return true;
@@ -142,92 +161,136 @@ static void fill_inputs(const check *k)
     }
 }
 
-static attn_gradients gradients_of(const check *k)
+/* An array where it is computed, or here. */
+static attn_tensor tensor_of(const check *k, int which, bool here)
+{
+    const array *a = &k->a[which];
+    attn_tensor t = a->t.at;
+    if (!here && on_gpu(k)) {
+        t.data = a->there + ((unsigned char *)t.data - a->buffer);
+    }
+    return t;
+}
+
+static attn_gradients gradients_of(const check *k, bool here)
 {
     return (attn_gradients){.size = sizeof(attn_gradients),
-                            .q = k->a[Q].t.at,
-                            .k = k->a[K].t.at,
-                            .v = k->a[V].t.at,
-                            .o = k->a[O].t.at,
-                            .lse = k->a[LSE].t.at,
-                            .dout = k->a[DOUT].t.at,
-                            .dq = k->a[DQ].t.at,
-                            .dk = k->a[DK].t.at,
-                            .dv = k->a[DV].t.at};
+                            .q = tensor_of(k, Q, here),
+                            .k = tensor_of(k, K, here),
+                            .v = tensor_of(k, V, here),
+                            .o = tensor_of(k, O, here),
+                            .lse = tensor_of(k, LSE, here),
+                            .dout = tensor_of(k, DOUT, here),
+                            .dq = tensor_of(k, DQ, here),
+                            .dk = tensor_of(k, DK, here),
+                            .dv = tensor_of(k, DV, here)};
 }
 
 /* ---- running ---- */
 
-static attn_status execute(check *k, bool backward, int threads, int poison)
+/* Arrays first..last to the GPU, or back. */
+static attn_status move(const check *k, int first, int last, bool there)
+{
+    attn_status status = ATTN_OK;
+    for (int i = first; i <= last && on_gpu(k) && status == ATTN_OK; i++) {
+        const array *a = &k->a[i];
+        status =
+            cli_place_copy(k->c->place, there ? a->there : a->buffer, there ? a->buffer : a->there, a->bytes);
+    }
+    return status;
+}
+
+/* A fault of the GPU is no refusal. */
+static attn_status end_of_run(const check *k, attn_status status)
+{
+    const attn_status waited = cli_place_wait(k->c->place);
+    return waited != ATTN_OK ? ATTN_EIO : status;
+}
+
+static attn_status run_plan(check *k, bool backward, const attn_plan *plan, void *workspace, int poison)
+{
+    const attn_gradients gradients = gradients_of(k, false);
+    const int first = backward ? DQ : O, last = backward ? DV : LSE;
+    attn_io io = {.size = sizeof io,
+                  .q = gradients.q,
+                  .k = gradients.k,
+                  .v = gradients.v,
+                  .o = gradients.o,
+                  .lse = gradients.lse};
+    attn_status status = cli_place_fill(k->c->place, workspace, POISON, attn_plan_workspace(plan));
+    for (int i = first; i <= last; i++) {
+        memset(k->a[i].buffer, poison, k->a[i].bytes);
+    }
+    status = status == ATTN_OK ? move(k, first, last, true) : status;
+    if (status != ATTN_OK) {
+        return status;
+    }
+    status =
+        backward ? attn_execute_backward(plan, &gradients, workspace) : attn_execute(plan, &io, workspace);
+    status = end_of_run(k, status);
+    return status == ATTN_OK ? move(k, first, last, false) : status;
+}
+
+/* turn: the first run or the second. */
+static attn_status execute(check *k, bool backward, int turn)
 {
     const check_case *c = k->c;
     attn_options options = {
         .size = sizeof options,
         .workers = backward ? 1 : c->workers,
-        .resident = 2,
-        .threads = threads,
+        .resident = on_gpu(k) ? 1 : 2,
+        .threads = turn == 0 ? 1 : 3,
         .in_memory = 1,
         .backward = backward,
+        .device = c->place.device,
+        .gpu = c->place.gpu,
+        .deterministic = turn == 0,
         .kernel = k->kernel,
     };
-    attn_io io = {.size = sizeof io,
-                  .q = k->a[Q].t.at,
-                  .k = k->a[K].t.at,
-                  .v = k->a[V].t.at,
-                  .o = k->a[O].t.at,
-                  .lse = k->a[LSE].t.at};
-    const attn_gradients gradients = gradients_of(k);
     attn_plan *plan = NULL;
     attn_status status = attn_plan_create(&plan, &c->problem, &options);
     if (status != ATTN_OK) {
         return status;
     }
-    void *workspace = malloc(attn_plan_workspace(plan));
-    if (workspace != NULL) {
-        memset(workspace, POISON, attn_plan_workspace(plan));
-        for (int i = backward ? DQ : O; i < (backward ? ARRAYS : DQ); i++) {
-            memset(k->a[i].buffer, poison, k->a[i].bytes);
-        }
-        status = backward ? attn_execute_backward(plan, &gradients, workspace)
-                          : attn_execute(plan, &io, workspace);
-    } else {
-        status = cli_refuse(ATTN_ENOMEM, "out of memory");
-    }
-    free(workspace);
+    void *workspace = cli_place_alloc(c->place, attn_plan_workspace(plan));
+    status = workspace != NULL ? run_plan(k, backward, plan, workspace, turn == 0 ? POISON : OTHER_POISON)
+                               : ATTN_ENOMEM;
+    cli_place_free(c->place, workspace);
     attn_plan_destroy(plan);
     return status;
 }
 
-/* What two runs say of an output; NULL: as it should be. */
-static const char *compare_runs(const array *a)
+/* What two runs say of an output; NULL: as it should be.  alike: their bits must agree. */
+static const char *compare_runs(const array *a, bool alike)
 {
     size_t gaps = 0;
     for (size_t i = 0; i < a->bytes; i++) {
         bool gap = a->before[i] == POISON && a->buffer[i] == OTHER_POISON;
         gaps += gap;
-        if (!gap && a->before[i] != a->buffer[i]) {
-            return "the bits depend on the number of threads, or on what the output held before";
+        if (alike && !gap && a->before[i] != a->buffer[i]) {
+            return "the bits depend on the number of threads or on chance, or on what the output held before";
         }
     }
     const cli_tensor *t = &a->t;
     size_t elements = (size_t)(t->batch * t->heads * t->tokens * t->dim) * attn_dtype_size(t->dtype);
-    return gaps == a->bytes - elements ? NULL : "it writes between its rows, or leaves out some";
+    const bool right = alike ? gaps == a->bytes - elements : gaps >= a->bytes - elements;
+    return right ? NULL : "it writes between its rows, or leaves out some";
 }
 
 /* Runs twice; the results of the second stay. */
 static attn_status run_twice(check *k, bool backward)
 {
     int first = backward ? DQ : O, last = backward ? DV : LSE;
-    attn_status status = execute(k, backward, 1, POISON);
+    attn_status status = execute(k, backward, 0);
     for (int i = first; i <= last; i++) {
         memcpy(k->a[i].before, k->a[i].buffer, k->a[i].bytes);
     }
     if (status == ATTN_OK) {
-        status = execute(k, backward, 3, OTHER_POISON);
+        status = execute(k, backward, 1);
     }
     for (int i = first; i <= last && status == ATTN_OK; i++) {
         static const char *const names[] = {[O] = "o", [LSE] = "lse", [DQ] = "dq", [DK] = "dk", [DV] = "dv"};
-        const char *wrong = compare_runs(&k->a[i]);
+        const char *wrong = compare_runs(&k->a[i], !backward || !on_gpu(k));
         if (wrong != NULL) {
             k->result->status = CLI_ROW_WRONG;
             snprintf(k->result->text, sizeof k->result->text, "%s: %s", names[i], wrong);
@@ -288,7 +351,7 @@ static attn_status backward(check *k)
 {
     const check_case *c = k->c;
     check_result *r = k->result;
-    const attn_gradients io = gradients_of(k);
+    const attn_gradients io = gradients_of(k, true);
     cli_slopes slopes = {.problem = &c->problem,
                          .kernel = k->kernel,
                          .io = &io,
@@ -319,39 +382,77 @@ static attn_status backward(check *k)
 
 /* ---- the child ---- */
 
-/* The kernel's plans tell their own threads; what else would use OpenMP (the reference, in many short steps)
- * is faster alone, since waiting threads spin and others may want their cores. */
-static void run_case(const void *data, void *result)
+static attn_status run_passes(check *k)
 {
-    check k = *(const check *)data;
-    k.result = result;
-#ifdef _OPENMP
-    omp_set_num_threads(1);
-#endif
-    attn_status status = ATTN_OK;
-    if (open_arrays(&k)) {
-        fill_inputs(&k);
-        status = forward(&k);
-        if (status == ATTN_OK) {
-            status = backward(&k);
-        }
-    } else {
-        status = cli_refuse(ATTN_ENOMEM, "out of memory");
+    if (!open_arrays(k)) {
+        return ATTN_ENOMEM;
     }
+    fill_inputs(k);
+    attn_status status = move(k, Q, DOUT, true);
+    status = status == ATTN_OK ? forward(k) : status;
+    return status == ATTN_OK ? backward(k) : status;
+}
+
+static void run_case(const check_case *c, const char *kernel, check_result *result)
+{
+    check k = {.c = c, .kernel = kernel, .result = result};
+    attn_status status = run_passes(&k);
     if (status != ATTN_OK) {
-        k.result->status = cli_row_status_of(status);
-        snprintf(k.result->text, sizeof k.result->text, "%s", attn_last_error());
+        result->status = cli_row_status_of(status);
+        snprintf(result->text, sizeof result->text, "%s", attn_last_error());
     }
     for (int i = 0; i < ARRAYS; i++) {
         free(k.a[i].buffer);
         free(k.a[i].before);
+        if (on_gpu(&k)) {
+            cli_place_free(c->place, k.a[i].there);
+        }
     }
 }
 
-check_result check_run(const check_case *c, const char *kernel)
+typedef struct batch {
+    cli_row_status status; /* first, for cli_child_run() */
+    char text[360];
+    const check_case *c;
+    const char *kernel;
+    int count, done;
+    check_result result[CHECK_TOGETHER];
+} batch;
+
+/* The kernel's plans tell their own threads; what else would use OpenMP (the reference, in many short steps)
+ * is faster alone, since waiting threads spin and others may want their cores. */
+static void run_batch(const void *data, void *result)
 {
-    check k = {.c = c, .kernel = kernel};
-    check_result result = {0};
-    result.status = cli_child_run(run_case, &k, &result, sizeof result, result.text, sizeof result.text);
-    return result;
+    const batch *asked = data;
+    batch *b = result;
+#ifdef _OPENMP
+    omp_set_num_threads(1);
+#endif
+    bool going = true;
+    while (b->done < asked->count && going) {
+        check_result *one = &b->result[b->done];
+        run_case(&asked->c[b->done], asked->kernel, one);
+        going = one->status == CLI_ROW_OK || one->status == CLI_ROW_REFUSED;
+        b->done++;
+    }
+}
+
+int check_run(const check_case *c, int count, const char *kernel, check_result result[CHECK_TOGETHER])
+{
+    const int most = c->place.device == ATTN_CUDA ? CHECK_TOGETHER : 1;
+    const batch asked = {.c = c, .kernel = kernel, .count = count < most ? count : most};
+    batch *got = cli_alloc(1, sizeof *got);
+    (void)cli_child_run(run_batch, &asked, got, sizeof *got, got->text, sizeof got->text);
+    int done = got->done;
+    memcpy(result, got->result, (size_t)done * sizeof *result);
+    if (done == 0 && asked.count > 1) { /* it said nothing: of which case? */
+        done = check_run(c, 1, kernel, result);
+    } else if (done == 0) {
+        const check_result dead = {.status = got->status == CLI_ROW_OOM ? CLI_ROW_OOM : CLI_ROW_FAILED};
+        done = 1;
+        result[0] = dead;
+        snprintf(result[0].text, sizeof result[0].text, "%s", got->text);
+    }
+    free(got);
+    return done;
 }

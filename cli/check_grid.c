@@ -16,8 +16,18 @@ typedef struct grid {
     check_case *list;
     int count, room;
     uint64_t seed;
+    cli_place place;
     bool quick;
 } grid;
+
+/* Layouts take turns: on a GPU dims are dense, and most kernels want rows at multiples of 16 bytes. */
+static check_layout layout_of(const grid *g, int64_t turn)
+{
+    static const check_layout cpu[] = {CHECK_BHND, CHECK_BNHD, CHECK_PADDED, CHECK_TRANSPOSED,
+                                       CHECK_REVERSED};
+    static const check_layout cuda[] = {CHECK_BHND, CHECK_BNHD, CHECK_ALIGNED, CHECK_ALIGNED, CHECK_PADDED};
+    return (g->place.device == ATTN_CUDA ? cuda : cpu)[turn % 5];
+}
 
 static const int64_t lengths[][2] = {
     {1, 1},     {64, 128},  {128, 192}, {256, 256}, {239, 1},   {799, 3},     {113, 203},
@@ -56,7 +66,8 @@ static void add(grid *g, attn_problem problem, check_layout layout, check_kind k
         .problem = problem,
         .layout = layout,
         .kind = kind,
-        .workers = workers,
+        .workers = g->place.device == ATTN_CUDA ? 1 : workers,
+        .place = g->place,
         .rows = cells <= many ? 0 : 24,
         .anew = cells * group * (problem.dim_qk + problem.dim_v) <= 256 * many,
         .seed = g->seed + (uint64_t)g->count,
@@ -101,7 +112,7 @@ static void add_lengths(grid *g)
                                         dims[turn % (large ? 2 : DIMS)], (attn_dtype)((turn / 2) % 3));
             set_mask(&p, mask, turn);
             p.dtype_out = turn % 4 == 0 ? ATTN_F32 : p.dtype;
-            add(g, p, (check_layout)(turn % CHECK_LAYOUTS), CHECK_PLAIN, 1);
+            add(g, p, layout_of(g, turn), CHECK_PLAIN, 1);
         }
     }
 }
@@ -115,7 +126,7 @@ static void add_dims(grid *g)
             }
             attn_problem p = problem_of(67, 131, heads[i % HEADS], dims[i], (attn_dtype)dtype);
             set_mask(&p, (i + dtype) % 2, 0);
-            add(g, p, (check_layout)((i + dtype) % CHECK_LAYOUTS), CHECK_PLAIN, 1);
+            add(g, p, layout_of(g, i + dtype), CHECK_PLAIN, 1);
         }
     }
 }
@@ -128,7 +139,7 @@ static void add_special(grid *g)
             for (int mask = ATTN_MASK_FULL; mask <= ATTN_MASK_CAUSAL; mask++) {
                 attn_problem p = problem_of(130, 150, heads[kind % HEADS], dims[0], (attn_dtype)dtype);
                 set_mask(&p, mask, 0);
-                add(g, p, (check_layout)(kind % CHECK_LAYOUTS), (check_kind)kind, 1);
+                add(g, p, layout_of(g, kind), (check_kind)kind, 1);
             }
         }
         attn_problem keyless =
@@ -150,9 +161,9 @@ static void add_special(grid *g)
     }
 }
 
-check_case *check_grid(bool quick, uint64_t seed, int *count)
+check_case *check_grid(bool quick, uint64_t seed, cli_place place, int *count)
 {
-    grid g = {.seed = seed, .quick = quick};
+    grid g = {.seed = seed, .place = place, .quick = quick};
     add_lengths(&g);
     add_dims(&g);
     add_special(&g);
@@ -162,7 +173,7 @@ check_case *check_grid(bool quick, uint64_t seed, int *count)
 
 const char *check_case_text(const check_case *c, char text[CHECK_TEXT])
 {
-    static const char *const layouts[] = {"bhnd", "bnhd", "padded", "transposed", "reversed"};
+    static const char *const layouts[] = {"bhnd", "bnhd", "padded", "aligned", "transposed", "reversed"};
     static const char *const kinds[] = {"", ", huge logit", ", all equal", ", nan"};
     char workers[40] = "";
     if (c->workers > 1) {

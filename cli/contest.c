@@ -11,10 +11,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "gpu.h"
+
 typedef struct ours {
     attn_plan *forward, *backward;
     attn_io io;
     attn_gradients gradients;
+    cli_place place;
     void *workspace; /* of the larger plan */
     char kernel[64];
 } ours;
@@ -27,6 +30,8 @@ static attn_status make_plan(const contestant *self, const contest_case *c, bool
         .threads = c->threads,
         .in_memory = 1,
         .backward = backward,
+        .device = c->place.device,
+        .gpu = c->place.gpu,
         .kernel = self->kernel,
     };
     return attn_plan_create(plan, &c->problem, &options);
@@ -54,7 +59,7 @@ static void free_ours(void *state)
     if (s != NULL) {
         attn_plan_destroy(s->forward);
         attn_plan_destroy(s->backward);
-        free(s->workspace);
+        cli_place_free(s->place, s->workspace);
         free(s);
     }
 }
@@ -90,6 +95,7 @@ static attn_status setup(const contestant *self, const contest_case *c, const co
     if (s == NULL) {
         return attn_fail(ATTN_ENOMEM, "out of memory");
     }
+    s->place = c->place;
     attn_status status = make_plans(self, c, s);
     if (status == ATTN_OK) {
         status = attn_plan_summary(s->forward, &summary);
@@ -114,8 +120,8 @@ static attn_status setup(const contestant *self, const contest_case *c, const co
                                     .dq = {.data = t->dq},
                                     .dk = {.data = t->dk},
                                     .dv = {.data = t->dv}};
-    s->workspace = malloc(workspace_of(s));
-    return s->workspace != NULL ? ATTN_OK : attn_fail(ATTN_ENOMEM, "out of memory");
+    s->workspace = cli_place_alloc(c->place, workspace_of(s));
+    return s->workspace != NULL ? ATTN_OK : ATTN_ENOMEM;
 }
 
 static attn_status run(void *state, contest_pass pass)
@@ -160,16 +166,17 @@ static contestant ours_called(const char *name, const char *kernel)
     };
 }
 
-int contest_all(contestant list[CONTESTANTS])
+int contest_all(contestant list[CONTESTANTS], attn_device device)
 {
+    attn_verdict row[CLI_KERNELS];
+    const int rows = cli_kernel_rows(device, row);
     int count = 0;
-    attn_verdict row = ATTN_INIT(attn_verdict);
     list[count++] = ours_called("flash", NULL);
-    for (int64_t i = 0; count + 1 < CONTESTANTS && attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
-        if (strcmp(row.name, contest_naive.name) != 0) { /* whose name is the rival's */
-            list[count++] = ours_called(row.name, row.name);
+    for (int i = 0; i < rows && count + 1 < CONTESTANTS; i++) {
+        if (strcmp(row[i].name, contest_naive.name) != 0) { /* whose name is the rival's */
+            list[count++] = ours_called(row[i].name, row[i].name);
         }
     }
-    list[count++] = contest_naive;
+    list[count++] = device == ATTN_CUDA ? contest_naive_cuda : contest_naive;
     return count;
 }

@@ -2,13 +2,14 @@
 /*
  * info.c - the verb `info`: the version, this machine, the kernel table, and what this build has.
  *
- * The kernel table judges itself (attn_kernel_verdict).  Facts about the machine come from the system: what
- * it does not tell is left out.
+ * The kernel tables judge themselves (attn_kernel_verdict).  Facts about the machine come from the system,
+ * the GPU's driver and NVML: what they do not tell is left out.
  */
 #include <stdlib.h>
 #include <string.h>
 
 #include "cli.h"
+#include "gpu.h"
 #include "machine.h"
 
 /* Bits that the build passes for optional packages. */
@@ -63,9 +64,26 @@ static bool next_kernel(int64_t index, attn_verdict *verdict)
     return attn_kernel_verdict(NULL, index, verdict) == ATTN_OK;
 }
 
+/* Those that the driver has; of none, gpu[0] tells why.  Before the kernels are asked, who open a GPU here.
+ */
+enum { GPUS = 16 };
+
+static int look_at_gpus(cli_gpu gpu[GPUS])
+{
+    int count = 0;
+    while (count < GPUS) {
+        cli_gpu_look(count, 0, &gpu[count]);
+        if (gpu[count].status != CLI_ROW_OK) {
+            break;
+        }
+        count++;
+    }
+    return count;
+}
+
 /* ---- writing ----------------------------------------------------------------------------------------- */
 
-static void write_json(cli_json *json, const cli_machine *host)
+static void write_json(cli_json *json, const cli_machine *host, const cli_gpu *gpu, int gpus)
 {
     cli_json_object(json, NULL);
     cli_json_int(json, "schema_version", CLI_SCHEMA_VERSION);
@@ -75,12 +93,21 @@ static void write_json(cli_json *json, const cli_machine *host)
     cli_json_object(json, "machine");
     cli_machine_json(json, host);
     cli_json_end(json);
+    cli_json_array(json, "gpus");
+    for (int i = 0; i < gpus; i++) {
+        cli_json_object(json, NULL);
+        cli_gpu_json(json, &gpu[i]);
+        cli_json_end(json);
+    }
+    cli_json_end(json);
+    cli_json_text(json, "gpu_missing", gpus == 0 ? gpu[0].text : NULL);
     cli_json_array(json, "kernels");
     attn_verdict verdict;
     for (int64_t i = 0; next_kernel(i, &verdict); i++) {
         cli_json_object(json, NULL);
         cli_json_text(json, "name", verdict.name);
         cli_json_text(json, "summary", verdict.summary);
+        cli_json_text(json, "device", attn_device_name(verdict.device));
         cli_json_bool(json, "usable", verdict.reason == NULL);
         cli_json_text(json, "reason", verdict.reason);
         cli_json_end(json);
@@ -126,7 +153,24 @@ static void write_machine(cli_table *table, const cli_machine *host)
     }
 }
 
-static void write_rows(cli_out *out, const cli_machine *host)
+static void write_gpus(cli_table *table, const cli_gpu *gpu, int gpus)
+{
+    if (gpus == 0) {
+        row(table, "gpu", "0", "missing", gpu[0].text);
+    }
+    for (int i = 0; i < gpus; i++) {
+        const attn_cuda_info *info = &gpu[i].info;
+        char number[16], memory[CLI_NUMBER], left[CLI_NUMBER], text[200];
+        snprintf(number, sizeof number, "%d", i);
+        snprintf(text, sizeof text, "%d SMs, %s of memory, %s free now, CUDA %d.%d%s%s", info->sms,
+                 cli_bytes(memory, (double)info->memory), cli_bytes(left, (double)info->memory_free),
+                 info->driver / 1000, info->driver % 1000 / 10, gpu[i].driver[0] != '\0' ? ", driver " : "",
+                 gpu[i].driver);
+        row(table, "gpu", number, info->name, text);
+    }
+}
+
+static void write_rows(cli_out *out, const cli_machine *host, const cli_gpu *gpu, int gpus)
 {
     static const cli_column columns[] = {{.key = "section", .title = "Section", .width = 8},
                                          {.key = "name", .title = "Name", .width = 14},
@@ -135,6 +179,7 @@ static void write_rows(cli_out *out, const cli_machine *host)
     cli_table table;
     cli_table_begin(&table, out, "info", columns, 4);
     write_machine(&table, host);
+    write_gpus(&table, gpu, gpus);
     attn_verdict verdict;
     for (int64_t i = 0; next_kernel(i, &verdict); i++) {
         char text[400];
@@ -166,12 +211,15 @@ static int info_run(const void *values)
     if (code != CLI_OK) {
         return code;
     }
+    cli_gpu *gpu = cli_alloc(GPUS, sizeof *gpu);
+    const int gpus = look_at_gpus(gpu);
     cli_machine_look(&host);
     if (out.format == CLI_FORMAT_JSON) {
-        write_json(&out.json, &host);
+        write_json(&out.json, &host, gpu, gpus);
     } else {
-        write_rows(&out, &host);
+        write_rows(&out, &host, gpu, gpus);
     }
+    free(gpu);
     return cli_out_close(&out, CLI_OK);
 }
 
@@ -189,7 +237,9 @@ const cli_verb cli_verb_info = {
     .name = "info",
     .summary = "tell version, machine, kernels and what this build has",
     .description =
-        "Lists the kernel table, best first, with the reason why a kernel cannot run on this machine, and "
+        "Lists the GPUs that kernels can use, the kernel tables of the CPU and of the GPU, best first, with "
+        "the reason "
+        "why a kernel cannot run on this machine, and "
         "each optional part of the program: built in, or missing and which Debian package brings it.",
     .examples = info_examples,
     .options = info_options,

@@ -8,8 +8,10 @@
  *   the factor scale log2(e), its product and the exponential add a few u S:   D = u S (sqrt(d) + 4).
  * - A weight exp(s - max) is off by a factor 1 +- D; o is a quotient of two sums over n such weights, each a
  *   random walk of sqrt(n) u, rescaled and merged a few times:                 E = 2 D + u (sqrt(n) + 16).
- * - Some kernels round the weights of bf16 inputs to bf16, by w = 2^-8 (0 for others): V w more, w in the
- * mean square.
+ * - Some kernels round the weights of bf16 inputs to bf16, by w = 2^-8, and some those of fp16 inputs to
+ * fp16, by 2^-11 (0 for others): V w more, w in the mean square.
+ * - A program that keeps scores and weights in the inputs' dtype, of unit roundoff r', makes the weights
+ * wrong by w = r' (S + 2), and lse too: r' S for a score, r' for its weight, and as much for their sum.
  * - o is rounded to its dtype with unit roundoff r (below fp16's normal range the step is fixed: 2^-25):
  *       |o - ref| <= V (E + w) + r |ref|,        |lse - ref| <= E + u (S + log n).
  * - The errors of a row's weights are independent, and so cancel in the mean square: it must keep to E in
@@ -34,14 +36,22 @@ double cli_weight_rounding(const attn_problem *p, const char *kernel)
     attn_verdict row = ATTN_INIT(attn_verdict);
     for (int64_t i = 0; kernel != NULL && attn_kernel_verdict(NULL, i, &row) == ATTN_OK; i++) {
         if (strcmp(row.name, kernel) == 0) {
-            return row.rounds_weights && p->dtype == ATTN_BF16 ? 0x1p-8 : 0;
+            return row.rounds_weights >= 1 && p->dtype == ATTN_BF16  ? 0x1p-8
+                   : row.rounds_weights >= 2 && p->dtype == ATTN_F16 ? 0x1p-11
+                                                                     : 0;
         }
     }
     return 0;
 }
 
-cli_tolerance cli_tolerance_of(const attn_problem *p, const char *kernel, const cli_bounds *bounds,
-                               cli_dtype out)
+double cli_score_rounding(const attn_problem *p, double scores)
+{
+    const double r = p->dtype == ATTN_F16 ? 0x1p-11 : p->dtype == ATTN_BF16 ? 0x1p-8 : 0x1p-24;
+    return r * (scores + 2);
+}
+
+cli_tolerance cli_tolerance_of(const attn_problem *p, const char *kernel, bool rounds_scores,
+                               const cli_bounds *bounds, cli_dtype out)
 {
     const double u = 0x1p-24;
     double r = out == CLI_F16 ? 0x1p-11 : out == CLI_BF16 ? 0x1p-8 : u;
@@ -50,13 +60,13 @@ cli_tolerance cli_tolerance_of(const attn_problem *p, const char *kernel, const 
     double scores = fabs(p->scale) * bounds->q * bounds->k;
     double weights = u * scores * (sqrt((double)p->dim_qk) + 4);
     double e = 2 * weights + u * (sqrt(n) + 16);
-    double sums = e + cli_weight_rounding(p, kernel);
+    double w = rounds_scores ? cli_score_rounding(p, scores) : cli_weight_rounding(p, kernel), sums = e + w;
     return (cli_tolerance){
         .o = bounds->v * sums + step,
         .o_share = r,
         .rms = sums * bounds->v / sqrt(n) + step,
         .rms_share = sums + r,
-        .lse = e + u * (scores + log(n)),
+        .lse = e + u * (scores + log(n)) + (rounds_scores ? w : 0),
     };
 }
 
@@ -288,7 +298,8 @@ attn_status cli_verify_run(const cli_verify *verify, cli_verdict *verdict)
                              ? cli_bounds_of(verify->problem, verify->source, &verdict->bounds)
                              : cli_refuse(ATTN_ENOMEM, "out of memory");
     if (status == ATTN_OK) {
-        verdict->tolerance = cli_tolerance_of(verify->problem, verify->kernel, &verdict->bounds, verify->out);
+        verdict->tolerance = cli_tolerance_of(verify->problem, verify->kernel, verify->rounds_scores,
+                                              &verdict->bounds, verify->out);
         status = compare_all(c);
     }
     if (status == ATTN_OK) {

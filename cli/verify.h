@@ -18,12 +18,15 @@ typedef struct cli_tolerance {
     double lse;            /* |lse - ref| */
 } cli_tolerance;
 
-/* What the named kernel of the table rounds weights by, relative: 2^-8 or, mostly, 0.  NULL: another program.
- */
+/* What the named kernel of the table rounds weights by, relative: 2^-8, 2^-11 or, mostly, 0.  NULL: another
+ * program. */
 double cli_weight_rounding(const attn_problem *problem, const char *kernel);
 
-cli_tolerance cli_tolerance_of(const attn_problem *problem, const char *kernel, const cli_bounds *bounds,
-                               cli_dtype out);
+/* rounds_scores: another program that rounds scores and weights to the dtype of the inputs. */
+cli_tolerance cli_tolerance_of(const attn_problem *problem, const char *kernel, bool rounds_scores,
+                               const cli_bounds *bounds, cli_dtype out);
+/* By how much that makes the weights wrong, relative; `scores` bounds every |score|. */
+double cli_score_rounding(const attn_problem *problem, double scores);
 
 /* One pass over a source, in small pieces. */
 attn_status cli_bounds_of(const attn_problem *problem, const attn_source *source, cli_bounds *bounds);
@@ -50,6 +53,7 @@ typedef struct cli_verify {
     const attn_problem *problem;
     const attn_source *source;
     const char *kernel; /* that computed it, a row of the kernel table; NULL: another program */
+    bool rounds_scores; /* as in cli_tolerance_of() */
     cli_dtype out;      /* the dtype that o was rounded to */
     int64_t rows;       /* per batch and head, spread over the sequence at random; 0: all */
     int64_t planes;     /* (batch, head)s, spread over all; 0: all */

@@ -6,7 +6,7 @@
  * and B = max|v| max|dO| >= every |dP|, r the unit roundoff of the dtype that results and o are stored in.
  * - P = exp(S - lse) from an lse in fp32:   relative error    e = u (S (sqrt(d) + 4) + 3 (S + log n) + 4)
  * - dS = P (dP - D), where o in D is rounded:                 P g,   g = B (2 e + u (sqrt(d_v) + 6) + r + 2
- * w) where some kernels round P and dS of bf16 inputs to bf16, by w = 2^-8 (0 for others), as in verify.c
+ * w) where some kernels round P and dS of 16-bit inputs to their dtype, by w (0 for others), as in verify.c
  * - dQ sums over keys whose weights add up to 1:     scale max|k| (g + 2 B u (sqrt(n) + 3))
  *   dK over rows whose weights add up to W:          scale max|q| W (g + 2 B u (sqrt(m) + 3))
  *   dV                                               max|dO| W (e + w + u (sqrt(m) + 3))
@@ -64,8 +64,8 @@ static limits limits_of(const cli_slopes *s)
     double n = (double)p->tokens_kv, m = group * (double)p->tokens_q;
     double cells = attn_problem_flops(p) / (2.0 * (double)((p->dim_qk + p->dim_v) * p->batch * p->heads_q));
     double r = p->dtype_out == ATTN_F16 ? 0x1p-11 : p->dtype_out == ATTN_BF16 ? 0x1p-8 : u;
-    double w = cli_weight_rounding(p, s->kernel);
     double scale = fabs(p->scale), scores = scale * eq.row * ek.row, b = ev.row * ed.row;
+    double w = s->rounds_scores ? cli_score_rounding(p, scores) : cli_weight_rounding(p, s->kernel);
     double e = u * (scores * (sqrt((double)p->dim_qk) + 4) + 3 * (scores + log(n)) + 4);
     double g = 2 * e + u * (sqrt((double)p->dim_v) + 6) + r + 2 * w; /* of b */
     double usual = sqrt((double)p->dim_v) * ev.rms * ed.rms, sum_n = u * (sqrt(n) + 3),

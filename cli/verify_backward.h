@@ -9,7 +9,8 @@
 /* What is compared. */
 typedef struct cli_slopes {
     const attn_problem *problem;
-    const char *kernel; /* as in cli_verify */
+    const char *kernel; /* as in cli_verify, like the next */
+    bool rounds_scores;
     /* q, k, v, o, lse, dout: what the gradients were made from; dq, dk, dv: the gradients.  Its own delta is
      * not looked at. */
     const attn_gradients *io;

@@ -44,9 +44,9 @@ message(STATUS "CUDA: found, ${ATTN_NVCC} (kernels for Hopper GPUs)")
 
 set(ATTN_CUDA_FOLDER ${PROJECT_BINARY_DIR}/cuda)
 file(MAKE_DIRECTORY ${ATTN_CUDA_FOLDER})
-set(ATTN_CUDA_TABLE "")
-set(ATTN_CUBIN_FILES "")
-foreach(source IN LISTS ATTN_CUBINS)
+
+# attn_cubin(variable source): the cubin of a .cu file, whose path goes into the variable
+function(attn_cubin variable source)
     get_filename_component(name ${source} NAME_WE)
     set(cubin ${ATTN_CUDA_FOLDER}/${name}.cubin)
     add_custom_command(
@@ -57,8 +57,30 @@ foreach(source IN LISTS ATTN_CUBINS)
         DEPFILE ${cubin}.d
         COMMENT "Compiling ${name} for sm_90a"
         VERBATIM)
+    set(${variable} ${cubin} PARENT_SCOPE)
+endfunction()
+
+set(ATTN_CUDA_TABLE "")
+set(ATTN_CUBIN_FILES "")
+foreach(source IN LISTS ATTN_CUBINS)
+    get_filename_component(name ${source} NAME_WE)
+    attn_cubin(cubin ${source})
     list(APPEND ATTN_CUBIN_FILES ${cubin})
     string(APPEND ATTN_CUDA_TABLE "CUBIN(${name}, \"${cubin}\")\n")
 endforeach()
 file(GENERATE OUTPUT ${ATTN_CUDA_FOLDER}/cubins.inc.h CONTENT "${ATTN_CUDA_TABLE}")
 set_property(SOURCE src/kernel/cuda/images.c APPEND PROPERTY OBJECT_DEPENDS "${ATTN_CUBIN_FILES}")
+
+# The contestant naive of the program's bench, which loads cuBLASLt when it runs.
+find_file(ATTN_CUBLASLT_HEADER cublasLt.h PATHS ${ATTN_CUDA_INCLUDE} NO_DEFAULT_PATH)
+mark_as_advanced(ATTN_CUBLASLT_HEADER)
+if(ATTN_CUBLASLT_HEADER)
+    message(STATUS "CUBLASLT: found (the bench's naive attention on a GPU, loaded when it runs)")
+    attn_cubin(ATTN_SOFTMAX_CUBIN ${ATTN_CLI_CUBIN})
+    set_property(SOURCE cli/softmax_cuda.c APPEND PROPERTY OBJECT_DEPENDS ${ATTN_SOFTMAX_CUBIN})
+    set_property(SOURCE cli/softmax_cuda.c APPEND PROPERTY
+        COMPILE_DEFINITIONS ATTN_SOFTMAX_CUBIN="${ATTN_SOFTMAX_CUBIN}")
+    set(ATTN_HAVE_CUBLASLT ON)
+else()
+    message(STATUS "CUBLASLT: missing (the bench's naive attention on a GPU; NVIDIA's CUDA toolkit 13 brings it)")
+endif()

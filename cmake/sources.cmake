@@ -128,6 +128,9 @@ set(ATTN_CLI
     cli/help.c
     cli/contest.c
     cli/contest_naive.c
+    cli/contest_naive_cuda.c
+    cli/contest_store.c
+    cli/gpu.c
     cli/info.c
     cli/json.c
     cli/json_read.c
@@ -150,6 +153,8 @@ set(ATTN_CLI
     cli/plan_sweep.c
     cli/plan_tables.c
     cli/plan_text.c
+    cli/place.c
+    cli/product_cuda.c
     cli/progress.c
     cli/random.c
     cli/report.c
@@ -161,6 +166,7 @@ set(ATTN_CLI
     cli/run_report.c
     cli/safetensors.c
     cli/softmax.c
+    cli/softmax_cuda.c
     cli/summary.c
     cli/table.c
     cli/tensors.c
@@ -168,6 +174,10 @@ set(ATTN_CLI
     cli/values.c
     cli/verify.c
     cli/verify_backward.c)
+
+# likewise; the softmax of the bench's naive attention on a GPU
+set(ATTN_CLI_CUBIN
+    cli/softmax_cuda.cu)
 
 # each verb has a man page
 set(ATTN_VERBS "bench attention" "bench cqs" check completion help info plan run)

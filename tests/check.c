@@ -98,6 +98,12 @@ double check_bound_o(const check_bound *bound)
     return (2.0 * relative_bound(bound) + bound->round) * bound->value;
 }
 
+double check_bound_rms(const check_bound *bound, double rms)
+{
+    const double most = bound->value / sqrt((double)bound->keys);
+    return (2.0 * relative_bound(bound) + bound->round) * (rms + most);
+}
+
 double check_bound_lse(const check_bound *bound, double lse)
 {
     return relative_bound(bound) + 0x1p-24 * fabs(lse);

@@ -13,7 +13,10 @@
  *
  *   lse     e = u * ((sqrt(d) + 2) * A + sqrt(n) + 4), and u * |lse| when it is rounded
  *   o       2 * e * max|v|: numerator and denominator; and r * max|v| where a kernel rounds the weights p by
- *           r = 2^-8, relative, before they meet v: sum p r |v| / sum p
+ *           r = 2^-8 (to bf16) or 2^-11 (to fp16), relative, before they meet v: sum p r |v| / sum p
+ *   rms     of all rows together, (2 * e + r) * (rms(o) + max|v| / sqrt(n)): errors of a row's weights
+ * cancel, and where o is small because its terms cancel, max|v| / sqrt(n) is what is left of their size.  The
+ * sharp test: one key too many or too few in n changes a row by about rms(o) / sqrt(n)
  *
  * Gradients of m query rows, from lse and delta as fp32, L = max|lse|, B a bound for |v.dO| as A is for
  * scores, W = the largest sum of p over the rows that see one key:
@@ -70,6 +73,7 @@ typedef struct check_bound {
 
 double check_bound_o(const check_bound *bound);
 double check_bound_lse(const check_bound *bound, double lse);
+double check_bound_rms(const check_bound *bound, double rms);
 /* A bound for standard normal q, k, v of such a problem, whichever kernel computes it; fails one time in
  * about 10^6. */
 check_bound check_bound_normal(const attn_problem *problem);

@@ -36,12 +36,29 @@ void case_tensor_open(case_tensor *x, attn_dtype dtype, int64_t batch, int64_t h
     }
 }
 
+void case_tensor_place(case_tensor *x, attn_dtype dtype, const int64_t size[4], const int64_t stride[4])
+{
+    const int64_t plain[] = {size[1] * size[2] * size[3], size[2] * size[3], size[3], 1};
+    const bool dense = stride[3] == 0;
+    int64_t span = size[3];
+    *x = (case_tensor){.size = {size[0], size[1], size[2], size[3]}, .dtype = dtype};
+    for (int i = 0; i < 4; i++) {
+        x->stride[i] = dense ? plain[i] : stride[i];
+        x->t.stride[i] = stride[i];
+        span += i < 3 ? (size[i] - 1) * x->stride[i] : 0;
+    }
+    const bool empty = case_tensor_rows(x) == 0;
+    check_buffer_open(&x->buffer, empty ? 0 : (size_t)span * attn_dtype_size(dtype), attn_dtype_size(dtype),
+                      true);
+    x->t.data = x->buffer.data;
+}
+
 void case_tensor_close(case_tensor *x)
 {
     check_buffer_close(&x->buffer);
 }
 
-static char *element(const case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d)
+void *case_tensor_at(const case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d)
 {
     const int64_t *s = x->stride;
     int64_t at = batch * s[0] + head * s[1] + token * s[2] + d * s[3];
@@ -51,14 +68,14 @@ static char *element(const case_tensor *x, int64_t batch, int64_t head, int64_t 
 double case_tensor_get(const case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d)
 {
     float value;
-    attn_to_f32(&value, element(x, batch, head, token, d), x->dtype, 1, 1);
+    attn_to_f32(&value, case_tensor_at(x, batch, head, token, d), x->dtype, 1, 1);
     return (double)value;
 }
 
 void case_tensor_set(case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d, double value)
 {
     float rounded = (float)value;
-    attn_from_f32(element(x, batch, head, token, d), x->dtype, 1, &rounded, 1);
+    attn_from_f32(case_tensor_at(x, batch, head, token, d), x->dtype, 1, &rounded, 1);
 }
 
 int64_t case_tensor_rows(const case_tensor *x)
@@ -91,14 +108,15 @@ void case_tensor_padding(const case_tensor *x)
     size_t element_size = attn_dtype_size(x->dtype);
     for (int64_t i = 0; x->stride[3] == 2 && i < case_tensor_rows(x) * x->size[3]; i++) {
         case_row at = case_tensor_row(x, i / x->size[3]);
-        const char *behind = element(x, at.batch, at.head, at.token, i % x->size[3]) + element_size;
+        const char *behind =
+            (char *)case_tensor_at(x, at.batch, at.head, at.token, i % x->size[3]) + element_size;
         assert_true(check_poisoned(behind, element_size));
     }
 }
 
 attn_tensor case_tensor_cut(const case_tensor *x, int64_t token)
 {
-    attn_tensor t = {.data = element(x, 0, 0, token, 0)};
+    attn_tensor t = {.data = case_tensor_at(x, 0, 0, token, 0)};
     memcpy(t.stride, x->stride, sizeof t.stride);
     return t;
 }

@@ -23,6 +23,8 @@ typedef struct case_tensor {
 /* A random layout, poisoned. */
 void case_tensor_open(case_tensor *x, attn_dtype dtype, int64_t batch, int64_t heads, int64_t tokens,
                       int64_t dim, uint64_t *seed);
+/* With these strides, of dense dims; all zero: contiguous. */
+void case_tensor_place(case_tensor *x, attn_dtype dtype, const int64_t size[4], const int64_t stride[4]);
 void case_tensor_close(case_tensor *x);
 /* Normal random numbers. */
 void case_tensor_fill(case_tensor *x, uint64_t *seed);
@@ -33,6 +35,8 @@ typedef struct case_row {
     int64_t batch, head, token;
 } case_row;
 int64_t case_tensor_rows(const case_tensor *x);
+/* Where an element lies. */
+void *case_tensor_at(const case_tensor *x, int64_t batch, int64_t head, int64_t token, int64_t d);
 case_row case_tensor_row(const case_tensor *x, int64_t i);
 /* Fails the test if what lies between the elements is no longer poison. */
 void case_tensor_padding(const case_tensor *x);

@@ -14,6 +14,7 @@
 
 #include <cmocka.h>
 
+#include "attn/cuda.h"
 #include "check.h"
 #include "engine/engine.h"
 #include "engine_case.h"
@@ -171,6 +172,119 @@ static void test_nan_stays_in_its_rows(void **state)
     case_close(&c);
 }
 
+/* ---- blocks of a longer sequence ---- */
+
+/* Queries first_q.. against keys first_kv.., folded into what o and lse hold of them. */
+static attn_status run_block(const engine_case *c, const attn_options *o, int64_t first_q, int64_t q_count,
+                             int64_t first_kv, int64_t kv_count, bool merge)
+{
+    const attn_problem *whole = &c->problem;
+    const int64_t n = whole->tokens_q, dim = whole->dim_v, ahead = whole->tokens_kv - n;
+    const int64_t size = (int64_t)attn_dtype_size(whole->dtype);
+    attn_problem p = *whole;
+    attn_io io = ATTN_INIT(attn_io);
+    p.placed = 1;
+    p.first_q = first_q + (ahead > 0 ? ahead : 0);
+    p.first_kv = first_kv + (ahead < 0 ? -ahead : 0);
+    p.tokens_q = q_count;
+    p.tokens_kv = kv_count;
+    io.q = c->tensor[ATTN_Q], io.k = c->tensor[ATTN_K], io.v = c->tensor[ATTN_V];
+    io.q.data = (char *)io.q.data + first_q * io.q.stride[2] * size;
+    io.k.data = (char *)io.k.data + first_kv * io.k.stride[2] * size;
+    io.v.data = (char *)io.v.data + first_kv * io.v.stride[2] * size;
+    io.o = (attn_tensor){c->o + first_q * dim, {whole->heads_q * n * dim, n * dim, dim, 1}};
+    io.lse = (attn_tensor){c->lse + first_q, {whole->heads_q * n, n, 1, 1}};
+    io.merge = merge;
+    return attn_forward(&p, &io, o);
+}
+
+/* Whatever the cuts: blocks of queries against blocks of keys, merged, are the whole. */
+static void test_blocks_merge_to_the_whole(void **state)
+{
+    (void)state;
+    for (uint64_t i = 0; i < 150; i++) {
+        uint64_t seed = 4000 + i;
+        attn_problem p = case_problem(&seed, 90);
+        attn_options o = {.size = sizeof o, .threads = 1 + (int)case_random(&seed, 3)};
+        engine_case c;
+        char what[1024];
+        case_open(&c, &p, seed);
+        describe(what, sizeof what, &c, &o, 0);
+        case_poison(&c);
+        for (int64_t q = 0, rows; q < p.tokens_q; q += rows) {
+            rows = 1 + case_random(&seed, p.tokens_q - q);
+            for (int64_t k = 0, keys; k < p.tokens_kv; k += keys) {
+                keys = 1 + case_random(&seed, p.tokens_kv - k);
+                if (run_block(&c, &o, q, rows, k, keys, k > 0) != ATTN_OK) {
+                    fail_msg("%s: %s", what, attn_last_error());
+                }
+            }
+        }
+        case_compare(&c, what);
+        case_close(&c);
+    }
+}
+
+static void refuse_io(const engine_case *c, const attn_io *io, const attn_options *o, attn_status want,
+                      const char *words)
+{
+    assert_int_equal(attn_forward(&c->problem, io, o), want);
+    if (strstr(attn_last_error(), words) == NULL) {
+        fail_msg("\"%s\" says nothing of %s", attn_last_error(), words);
+    }
+}
+
+static void test_merge_refusals(void **state)
+{
+    (void)state;
+    engine_case c;
+    attn_problem p;
+    attn_source source;
+    attn_sink sink;
+    const attn_options one = ATTN_INIT(attn_options), three = {.size = sizeof three, .workers = 3};
+    const int64_t cu[] = {0, 5};
+    assert_int_equal(attn_problem_parse(&p, "tokens=5,dim=8"), ATTN_OK);
+    case_open(&c, &p, 1);
+    attn_io good = case_io(&c, 0, &source, &sink), io;
+    good.merge = 1;
+    refuse_io(&c, (io = good, io.lse.data = NULL, &io), &one, ATTN_EINVAL, "lse");
+    io = good;
+    io.o.stride[0] = io.o.stride[1] = 80, io.o.stride[2] = 16, io.o.stride[3] = 2;
+    refuse_io(&c, &io, &one, ATTN_EINVAL, "dense");
+    refuse_io(&c, &good, &three, ATTN_EUNSUPPORTED, "W = 1");
+    io = case_io(&c, 1, &source, &sink);
+    io.merge = 1;
+    refuse_io(&c, &io, &one, ATTN_EINVAL, "merge"); /* into a sink */
+    c.problem.dtype_out = ATTN_BF16;
+    refuse_io(&c, &good, &one, ATTN_EINVAL, "fp32");
+    c.problem.placed = 1;
+    io = good;
+    io.merge = 0;
+    io.cu_seqlens_q = io.cu_seqlens_kv = cu;
+    refuse_io(&c, &io, &one, ATTN_EINVAL, "placed");
+    case_close(&c);
+}
+
+/* Where there is a GPU, test_cuda has its turn. */
+static void test_no_gpu(void **state)
+{
+    (void)state;
+    attn_problem p;
+    attn_plan *plan;
+    attn_cuda_info info = ATTN_INIT(attn_cuda_info);
+    const attn_options o = {.size = sizeof o, .device = ATTN_CUDA, .in_memory = 1};
+    if (attn_cuda_look(0, &info) == ATTN_OK) {
+        skip();
+    }
+    assert_int_equal(attn_problem_parse(&p, "tokens=5,dim=8"), ATTN_OK);
+    assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_EUNSUPPORTED);
+    assert_null(plan);
+    assert_non_null(strstr(attn_last_error(), "CUDA"));
+    assert_int_equal(attn_cuda_alloc(0, (void **)&plan, 16), ATTN_EUNSUPPORTED);
+    assert_non_null(strstr(attn_last_error(), "device cpu"));
+    attn_cuda_free(0, NULL);
+}
+
 static void test_memory_limit_picks_the_smallest_w(void **state)
 {
     (void)state;
@@ -263,6 +377,9 @@ int main(void)
         cmocka_unit_test(test_bits_repeat_in_long_tasks),
         cmocka_unit_test(test_output_types_and_strides),
         cmocka_unit_test(test_nan_stays_in_its_rows),
+        cmocka_unit_test(test_blocks_merge_to_the_whole),
+        cmocka_unit_test(test_merge_refusals),
+        cmocka_unit_test(test_no_gpu),
         cmocka_unit_test(test_memory_limit_picks_the_smallest_w),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_bad_io),

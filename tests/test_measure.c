@@ -120,7 +120,7 @@ static void test_child(void **state)
 static void test_contestants(void **state)
 {
     contestant list[CONTESTANTS];
-    int count = contest_all(list);
+    int count = contest_all(list, ATTN_CPU);
     attn_verdict row = ATTN_INIT(attn_verdict);
     int rows = 0;
     (void)state;

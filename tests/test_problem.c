@@ -55,6 +55,8 @@ static void test_refusals(void **state)
     refuse((p = good, p.dtype = (attn_dtype)9, p), "dtype");
     refuse((p = good, p.mask = (attn_mask)7, p), "mask");
     refuse((p = good, p.mask = ATTN_MASK_WINDOW, p.window_left = -2, p), "window");
+    refuse((p = good, p.placed = 1, p.first_q = -1, p), "at");
+    refuse((p = good, p.placed = 1, p.first_kv = INT64_MAX, p), "at");
     refuse((p = good, p.scale = INFINITY, p), "scale");
     refuse((p = good, p.scale = NAN, p), "scale");
     refuse((p = good, p.tokens_q = INT64_C(1) << 40, p.batch = INT64_C(1) << 30, p), "overflow");
@@ -78,6 +80,11 @@ static void test_parse_good(void **state)
     assert_int_equal(p.window_right, -1);
     assert_true(p.scale == -0.5);
     assert_int_equal(p.dtype_out, ATTN_F16);
+    assert_int_equal(p.placed, 0);
+    assert_int_equal(attn_problem_parse(&p, "at=4k:16,dim=8,tokens=3"), ATTN_OK);
+    assert_int_equal(p.placed, 1);
+    assert_int_equal(p.first_q, 4000);
+    assert_int_equal(p.first_kv, 16);
 }
 
 static void test_parse_bad(void **state)
@@ -107,6 +114,10 @@ static void test_parse_bad(void **state)
         "tokens= 8,dim=8",
         "tokens=9000000000000M,dim=8",
         "tokens=8,dim=8,window=-2:0",
+        "tokens=8,dim=8,at=3",
+        "tokens=8,dim=8,at=-1:0",
+        "tokens=8,dim=8,at=0:x",
+        "tokens=8,dim=8,at=1:2,at=1:2",
         "tokens=8,dim=8,heads=3,kv_heads=2",
     };
     attn_problem p = {.size = 77};
@@ -127,7 +138,8 @@ static void test_print_reads_back(void **state)
     (void)state;
     static const char *const texts[] = {
         "tokens=10,dim=4", "tokens=10,kv_tokens=12,dim=4,dim_v=5,causal,scale=0.1",
-        "tokens=10,dim=4,window=3:-1,dtype=f16,out=bf16,batch=2,heads=8,kv_heads=4"};
+        "tokens=10,dim=4,window=3:-1,dtype=f16,out=bf16,batch=2,heads=8,kv_heads=4",
+        "tokens=10,kv_tokens=4,dim=4,causal,at=0:7", "tokens=10,dim=4,at=1000000:0"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         attn_problem p, q;
         char text[512], cut[8];
@@ -151,6 +163,10 @@ static void test_flops(void **state)
     assert_true(attn_problem_flops(&p) == 4.0 * 2 * 8 * 5050 * 64);
     assert_int_equal(attn_problem_parse(&p, "tokens=3,kv_tokens=5,dim=1,dim_v=3,window=1:0"), ATTN_OK);
     assert_true(attn_problem_flops(&p) == 2.0 * 6 * 4); /* two keys a row */
+    assert_int_equal(attn_problem_parse(&p, "tokens=3,kv_tokens=4,dim=1,causal,at=5:4"), ATTN_OK);
+    assert_true(attn_problem_flops(&p) == 2.0 * (2 + 3 + 4) * 2); /* query 5 sees keys 4 and 5, and so on */
+    assert_int_equal(attn_problem_parse(&p, "tokens=3,kv_tokens=4,dim=1,causal,at=0:3"), ATTN_OK);
+    assert_true(attn_problem_flops(&p) == 0.0); /* all keys lie ahead */
 }
 
 int main(void)

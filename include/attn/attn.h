@@ -346,8 +346,9 @@ typedef struct attn_verdict {
     const char *name;    /* of the row */
     const char *summary; /* one line: what it is */
     int chosen;
-    int rounds_weights; /* 1: it rounds P and dS of bf16 inputs to bf16 */
+    int rounds_weights; /* 1: it rounds P and dS of bf16 inputs to bf16; 2: those of fp16 to fp16, too */
     const char *reason; /* why it is not taken for this problem here; NULL: it would be */
+    attn_device device; /* whose table it stands in */
 } attn_verdict;
 
 /* Row `index` of the kernel table, best first, judged for the plan's problem (plan NULL: for this machine

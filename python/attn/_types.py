@@ -249,6 +249,7 @@ class Verdict(Sized):
         ("chosen", c_int),
         ("rounds_weights", c_int),
         ("reason", c_char_p),
+        ("device", c_int),
     ]
 
 

@@ -321,6 +321,7 @@ static attn_verdict judge_cpu(const attn_plan *plan, int64_t index)
         .chosen = plan != NULL && plan->kernel == kernel,
         .rounds_weights = kernel->rounds_weights,
         .reason = attn__kernel_refusal(kernel, shape),
+        .device = ATTN_CPU,
     };
     if (verdict.reason == NULL && !verdict.chosen) {
         verdict.reason = attn__kernel_reluctance(kernel, shape);
@@ -337,7 +338,8 @@ static attn_verdict judge_cuda(const attn_plan *plan, int64_t index)
         .size = sizeof verdict,
         .name = kernel->name,
         .summary = kernel->summary,
-        .rounds_weights = kernel->rounds_weights,
+        .rounds_weights = kernel->rounds_weights ? 2 : 0,
+        .device = ATTN_CUDA,
     };
     if (plan == NULL) {
         verdict.reason = attn__cuda_open(&device, 0) == ATTN_OK ? NULL : "needs a Hopper GPU and its driver";

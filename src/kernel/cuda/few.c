@@ -104,7 +104,8 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
     if (call->merge && call->lse.data == NULL) {
         return "merges only with an lse";
     }
-    return rejects_layout(call);
+    /* a plan asks before there are tensors, and forward() again */
+    return call->q.data == NULL ? NULL : rejects_layout(call);
 }
 
 static const char *declines(const attn__cuda_call *call, bool backward)
@@ -278,6 +279,10 @@ static attn_status forward(const attn__cuda_call *call, const attn__cuda_device 
             return attn__fail(ATTN_EUNSUPPORTED,
                               "few-sm90 takes tensors whose first element lies at a multiple of 16 bytes");
         }
+    }
+    const char *reason = rejects_layout(call);
+    if (reason != NULL) {
+        return attn__fail(ATTN_EUNSUPPORTED, "few-sm90 %s", reason);
     }
     ATTN__TRY(attn__cuda_enter(device));
     attn_status status = launch(call, device, workspace, stream);

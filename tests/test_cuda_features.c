@@ -1,0 +1,421 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_cuda_features.c - what the GPU's kernels do beyond one problem in one call: sequences of unequal
+ * length, partials merged and gradients added up over blocks of keys, each option of the gradients, a limit
+ * on multiprocessors, the same bits a thousand times, and capture into a graph.
+ */
+#include <dlfcn.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cuda_case.h"
+
+static attn_problem parse(const char *text)
+{
+    attn_problem p;
+    assert_int_equal(attn_problem_parse(&p, text), ATTN_OK);
+    return p;
+}
+
+static void try_case(cuda_case c, const attn_options *options)
+{
+    const attn_options plain = ATTN_INIT(attn_options);
+    c.backward = true;
+    cuda_case_open(&c);
+    cuda_case_try(&c, options != NULL ? options : &plain);
+    cuda_case_close(&c);
+}
+
+/* ---- sequences of unequal length ---- */
+
+static int64_t *cumulate(const int64_t *length, int64_t count)
+{
+    int64_t *list = calloc((size_t)count + 1, sizeof *list);
+    assert_non_null(list);
+    for (int64_t b = 0; b < count; b++) {
+        list[b + 1] = list[b] + length[b];
+    }
+    return list;
+}
+
+static void test_unequal_lengths(void **state)
+{
+    (void)state;
+    enum { BATCH = 7 };
+    static const int64_t q[BATCH] = {0, 70, 1, 0, 128, 33, 200}, kv[BATCH] = {5, 0, 130, 0, 128, 200, 77};
+    static const char *const problems[] = {
+        "heads=4,kv_heads=2,dim=128,dtype=bf16,out=bf16,causal", "heads=3,dim=64,dtype=f16,out=f16",
+        "heads=4,kv_heads=1,dim=256,dtype=bf16,out=f32,window=40:3",
+        "heads=4,kv_heads=2,dim=64,dtype=f32,out=f32,causal", "heads=2,dim=96,dtype=bf16,out=bf16,causal"};
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        for (int kind = CUDA_PLAIN; kind <= CUDA_NAN; kind += CUDA_NAN) {
+            char text[200];
+            (void)snprintf(text, sizeof text, "batch=%d,tokens=200,kv_tokens=200,%s", (int)BATCH,
+                           problems[i]);
+            try_case((cuda_case){.problem = parse(text),
+                                 .cu_q = cumulate(q, BATCH),
+                                 .cu_kv = cumulate(kv, BATCH),
+                                 .layout = (int)i % CUDA_LAYOUTS,
+                                 .kind = (cuda_kind)kind,
+                                 .seed = i},
+                     NULL);
+        }
+    }
+    cuda_conclude();
+}
+
+/* Few queries of sequences that differ much: a batch in the midst of generating text. */
+static void test_unequal_caches(void **state)
+{
+    (void)state;
+    static const int64_t q[] = {1, 1, 0, 1, 3}, kv[] = {900, 1, 50, 0, 2100};
+    attn_problem p =
+        parse("batch=5,heads=8,kv_heads=2,tokens=3,kv_tokens=2100,dim=128,dtype=bf16,out=bf16,causal");
+    try_case((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 3}, NULL);
+    p.dim_qk = p.dim_v = 64;
+    p.dtype = p.dtype_out = ATTN_F16;
+    try_case((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 4}, NULL);
+    cuda_conclude();
+}
+
+/* ---- blocks of keys ---- */
+
+/* The tensor there, from a token on. */
+static attn_tensor cut(const cuda_tensor *x, int64_t token)
+{
+    attn_tensor t = cuda_tensor_there(x);
+    memcpy(t.stride, x->host.stride, sizeof t.stride);
+    t.data = (char *)t.data + token * t.stride[2] * (int64_t)attn_dtype_size(x->host.dtype);
+    return t;
+}
+
+/* One block of keys, with a workspace of its own. */
+static attn_status run_block(const cuda_case *c, bool backward, const char *kernel, int64_t first,
+                             int64_t count, bool merge)
+{
+    attn_problem p = c->problem;
+    attn_options o = {
+        .size = sizeof o, .device = ATTN_CUDA, .gpu = cuda.gpu, .in_memory = 1, .kernel = kernel};
+    attn_io io = cuda_case_io(c);
+    attn_gradients g = cuda_case_gradients(c);
+    p.placed = 1;
+    p.first_q = p.tokens_kv - p.tokens_q;
+    p.first_kv = first;
+    p.tokens_kv = count;
+    io.k = g.k = cut(&c->k, first);
+    io.v = g.v = cut(&c->v, first);
+    io.merge = merge;
+    if (backward) {
+        g.dk = cut(&c->dk, first);
+        g.dv = cut(&c->dv, first);
+        return attn_backward(&p, &g, &o);
+    }
+    return attn_forward(&p, &io, &o);
+}
+
+static void try_blocks(const char *problem)
+{
+    static const int64_t lengths[] = {64, 1, 100, 135}; /* 300 keys */
+    cuda_case c = {
+        .problem = parse(problem), .backward = true, .accumulate = true, .give_delta = true, .seed = 21};
+    cuda_case_open(&c);
+    for (int i = 0; i < cuda.row_count; i++) {
+        for (int backward = 0; backward < 2; backward++) {
+            attn_status status = ATTN_OK;
+            int64_t first = 0;
+            cuda_case_reset(&c, backward);
+            for (int k = 0; k < 4 && status == ATTN_OK; k++) {
+                status = run_block(&c, backward, cuda.rows[i].name, first, lengths[k], k > 0);
+                first += lengths[k];
+            }
+            if (status == ATTN_EUNSUPPORTED) {
+                cuda.refused++;
+                continue;
+            }
+            cuda_expect(status == ATTN_OK, "%s: %s", problem, attn_last_error());
+            *(backward ? &cuda.backward : &cuda.forward) += 1;
+            cuda_case_fetch(&c, backward);
+            cuda_case_compare(&c, backward, &cuda.rows[i]);
+        }
+    }
+    cuda_case_close(&c);
+}
+
+static void test_blocks_of_keys(void **state)
+{
+    (void)state;
+    try_blocks("batch=2,heads=4,kv_heads=2,tokens=250,kv_tokens=300,dim=128,dtype=bf16,causal");
+    try_blocks("heads=3,tokens=300,dim=64,dtype=f16");
+    try_blocks("heads=4,kv_heads=1,tokens=200,kv_tokens=300,dim=256,dtype=bf16,window=90:10");
+    try_blocks("heads=4,kv_heads=1,tokens=2,kv_tokens=300,dim=128,dtype=bf16,causal");
+    try_blocks("heads=2,tokens=300,dim=64,dtype=f32,causal");
+    cuda_conclude();
+}
+
+/* ---- options ---- */
+
+static void test_gradient_options(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {
+        "batch=2,heads=4,kv_heads=2,tokens=260,dim=128,dtype=bf16,out=bf16,causal",
+        "heads=4,kv_heads=1,tokens=150,kv_tokens=260,dim=64,dtype=f16,out=f32",
+        "heads=2,tokens=260,dim=256,dtype=bf16,out=bf16",
+        "heads=4,kv_heads=2,tokens=200,dim=64,dtype=f32,causal"};
+    const attn_options fixed = {.size = sizeof fixed, .deterministic = 1};
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        const attn_problem p = parse(problems[i]);
+        try_case((cuda_case){.problem = p, .no_dq = true, .seed = 1}, NULL);
+        try_case((cuda_case){.problem = p, .no_dk = true, .give_delta = true, .seed = 2}, NULL);
+        try_case((cuda_case){.problem = p, .no_dv = true, .seed = 3}, NULL);
+        try_case((cuda_case){.problem = p, .no_dk = true, .no_dv = true, .seed = 4}, NULL);
+        try_case((cuda_case){.problem = p, .accumulate = true, .seed = 5}, NULL);
+        try_case((cuda_case){.problem = p, .give_delta = true, .accumulate = true, .seed = 6}, &fixed);
+        try_case((cuda_case){.problem = p, .layout = CUDA_PADDED, .seed = 7}, &fixed);
+    }
+    cuda_conclude();
+}
+
+static void test_fewer_multiprocessors(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {
+        "batch=2,heads=4,tokens=300,dim=128,dtype=bf16,out=bf16,causal",
+        "heads=8,kv_heads=2,tokens=1,kv_tokens=5000,dim=64,dtype=f16,out=f16",
+        "heads=2,tokens=300,dim=64,dtype=f32"};
+    for (int sms = 1; sms <= 40; sms += 39) {
+        const attn_options o = {.size = sizeof o, .sms = sms};
+        for (int i = 0; i < 3; i++) {
+            try_case((cuda_case){.problem = parse(problems[i]), .rows = 16, .seed = 9}, &o);
+        }
+    }
+    cuda_conclude();
+}
+
+/* ---- the same bits ---- */
+
+/* A plan of one row with its workspace; false where it takes no such problem. */
+typedef struct prepared {
+    attn_plan *plan;
+    void *workspace;
+} prepared;
+
+static bool prepare(prepared *x, const cuda_case *c, bool backward, const char *kernel)
+{
+    attn_options o = {
+        .size = sizeof o, .device = ATTN_CUDA, .gpu = cuda.gpu, .in_memory = 1, .backward = backward};
+    o.kernel = kernel;
+    o.deterministic = 1;
+    *x = (prepared){0};
+    if (attn_plan_create(&x->plan, &c->problem, &o) != ATTN_OK) {
+        cuda.refused++;
+        return false;
+    }
+    assert_int_equal(attn_cuda_alloc(cuda.gpu, &x->workspace, attn_plan_workspace(x->plan) + 1), ATTN_OK);
+    return true;
+}
+
+static void finish(prepared *x)
+{
+    attn_plan_destroy(x->plan);
+    attn_cuda_free(cuda.gpu, x->workspace);
+}
+
+static attn_status execute(const prepared *x, const cuda_case *c, bool backward, void *stream)
+{
+    attn_io io = cuda_case_io(c);
+    attn_gradients gradients = cuda_case_gradients(c);
+    io.stream = gradients.stream = stream;
+    return backward ? attn_execute_backward(x->plan, &gradients, x->workspace)
+                    : attn_execute(x->plan, &io, x->workspace);
+}
+
+typedef struct bits {
+    char *copy[3];
+} bits;
+
+static const cuda_tensor *output(const cuda_case *c, bool backward, int i)
+{
+    return i == 0 ? (backward ? &c->dq : &c->o) : i == 1 ? (backward ? &c->dk : &c->lse) : &c->dv;
+}
+
+static void keep(bits *b, const cuda_case *c, bool backward)
+{
+    for (int i = 0; i < (backward ? 3 : 2); i++) {
+        case_tensor_keep(&output(c, backward, i)->host, &b->copy[i]);
+    }
+}
+
+static bool same(const bits *b, const cuda_case *c, bool backward)
+{
+    bool equal = true;
+    for (int i = 0; i < (backward ? 3 : 2); i++) {
+        const check_buffer *now = &output(c, backward, i)->host.buffer;
+        equal = equal && memcmp(b->copy[i], now->data, now->bytes) == 0;
+    }
+    return equal;
+}
+
+static void drop(bits *b)
+{
+    for (int i = 0; i < 3; i++) {
+        free(b->copy[i]);
+    }
+}
+
+static void repeat(cuda_case *c, bool backward, const attn_verdict *row)
+{
+    const int times = cuda.small ? 10 : 1000;
+    prepared x;
+    bits first = {{NULL, NULL, NULL}};
+    if (!prepare(&x, c, backward, row->name)) {
+        return;
+    }
+    for (int i = 0; i < times; i++) {
+        cuda_case_reset(c, backward);
+        assert_int_equal(execute(&x, c, backward, NULL), ATTN_OK);
+        cuda_case_fetch(c, backward);
+        if (i == 0) {
+            keep(&first, c, backward);
+            cuda_case_compare(c, backward, row);
+        } else if (!same(&first, c, backward)) {
+            cuda_expect(false, "%s, %s: other bits in repeat %d", row->name,
+                        backward ? "backward" : "forward", i);
+            break;
+        }
+        *(backward ? &cuda.backward : &cuda.forward) += 1;
+    }
+    drop(&first);
+    finish(&x);
+}
+
+static void test_bits_repeat(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {
+        "batch=2,heads=8,tokens=515,dim=128,dtype=bf16,out=bf16,causal",
+        "heads=16,kv_heads=4,tokens=700,dim=64,dtype=f16,out=f16",
+        "heads=4,tokens=500,dim=256,dtype=bf16,out=bf16,causal",
+        "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
+        "heads=4,tokens=300,dim=64,dtype=f32"};
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+        cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 6, .seed = i};
+        cuda_case_open(&c);
+        for (int k = 0; k < cuda.row_count; k++) {
+            repeat(&c, false, &cuda.rows[k]);
+            repeat(&c, true, &cuda.rows[k]);
+        }
+        cuda_case_close(&c);
+    }
+    cuda_conclude();
+}
+
+/* ---- graphs ---- */
+
+/* What is used of the driver's graphs, found as the library finds its own. */
+typedef struct graphs {
+    int (*begin)(void *stream, int mode);
+    int (*end)(void *stream, void **graph);
+    int (*instantiate)(void **run, void *graph, unsigned long long flags);
+    int (*launch)(void *run, void *stream);
+    int (*destroy_run)(void *run);
+    int (*destroy)(void *graph);
+} graphs;
+
+static bool find_graphs(graphs *g)
+{
+    static const char *const names[] = {"cuStreamBeginCapture_v2",     "cuStreamEndCapture",
+                                        "cuGraphInstantiateWithFlags", "cuGraphLaunch",
+                                        "cuGraphExecDestroy",          "cuGraphDestroy"};
+    void *const library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
+    void *found[6] = {NULL};
+    bool all = library != NULL;
+    for (int i = 0; i < 6 && all; i++) {
+        found[i] = dlsym(library, names[i]);
+        all = found[i] != NULL;
+    }
+    memcpy(g, found, sizeof *g);
+    return all && attn_cuda_use(cuda.gpu) == ATTN_OK;
+}
+
+static void capture(cuda_case *c, bool backward, const attn_verdict *row, const graphs *g)
+{
+    prepared x;
+    bits eager = {{NULL, NULL, NULL}};
+    void *stream = NULL, *graph = NULL, *run = NULL;
+    if (!prepare(&x, c, backward, row->name)) {
+        return;
+    }
+    cuda_case_reset(c, backward);
+    assert_int_equal(execute(&x, c, backward, NULL), ATTN_OK);
+    cuda_case_fetch(c, backward);
+    keep(&eager, c, backward);
+    assert_int_equal(attn_cuda_stream_create(cuda.gpu, &stream), ATTN_OK);
+    assert_int_equal(g->begin(stream, 0), 0); /* 0: whatever would wait or allocate is an error */
+    const attn_status status = execute(&x, c, backward, stream);
+    const int ended = g->end(stream, &graph);
+    cuda_expect(status == ATTN_OK && ended == 0, "%s: cannot be captured: %s (%d)", row->name,
+                attn_last_error(), ended);
+    if (status == ATTN_OK && ended == 0) {
+        assert_int_equal(g->instantiate(&run, graph, 0), 0);
+        for (int i = 0; i < 3; i++) {
+            cuda_case_reset(c, backward);
+            assert_int_equal(g->launch(run, stream), 0);
+            assert_int_equal(attn_cuda_wait(cuda.gpu, stream), ATTN_OK);
+            cuda_case_fetch(c, backward);
+            cuda_expect(same(&eager, c, backward), "%s, %s: other bits from a graph", row->name,
+                        backward ? "backward" : "forward");
+        }
+        assert_int_equal(g->destroy_run(run), 0);
+    }
+    if (graph != NULL) {
+        (void)g->destroy(graph);
+    }
+    attn_cuda_stream_destroy(cuda.gpu, stream);
+    drop(&eager);
+    finish(&x);
+}
+
+static void test_graphs(void **state)
+{
+    (void)state;
+    graphs g;
+    static const char *const problems[] = {
+        "batch=2,heads=4,kv_heads=2,tokens=300,dim=128,dtype=bf16,out=bf16,causal",
+        "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
+        "heads=2,tokens=200,dim=64,dtype=f32"};
+    if (!find_graphs(&g)) {
+        skip();
+    }
+    for (int i = 0; i < 3; i++) {
+        cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 4, .seed = 60};
+        cuda_case_open(&c);
+        for (int k = 0; k < cuda.row_count; k++) {
+            capture(&c, false, &cuda.rows[k], &g);
+            capture(&c, true, &cuda.rows[k], &g);
+        }
+        cuda_case_close(&c);
+    }
+    cuda_conclude();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_unequal_lengths),
+        cmocka_unit_test(test_unequal_caches),
+        cmocka_unit_test(test_blocks_of_keys),
+        cmocka_unit_test(test_gradient_options),
+        cmocka_unit_test(test_fewer_multiprocessors),
+        cmocka_unit_test(test_bits_repeat),
+        cmocka_unit_test(test_graphs),
+    };
+    return cuda_main(argc, argv, "cuda_features", tests, sizeof tests / sizeof tests[0]);
+}

@@ -1,0 +1,224 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * test_cuda_limits.c - where the GPU's kernels end: tensors beyond 2^31 elements, which they take, and what
+ * they refuse with words that say what to do.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "cuda_case.h"
+
+static attn_problem parse(const char *text)
+{
+    attn_problem p;
+    assert_int_equal(attn_problem_parse(&p, text), ATTN_OK);
+    return p;
+}
+
+static attn_options options_of(bool backward, const char *kernel)
+{
+    return (attn_options){.size = sizeof(attn_options),
+                          .device = ATTN_CUDA,
+                          .gpu = cuda.gpu,
+                          .in_memory = 1,
+                          .backward = backward,
+                          .kernel = kernel};
+}
+
+/* ---- beyond 2^31 elements ---- */
+
+/* Two heads that lie far apart, in bytes that are copied to and from a tensor where they lie side by side. */
+enum { FAR_HEADS = 2 };
+static const int64_t far_apart = (INT64_C(1) << 31) + 64;
+
+typedef struct far_tensor {
+    const cuda_tensor *near;
+    char *block;
+} far_tensor;
+
+static attn_tensor far_open(far_tensor *x, const cuda_tensor *near, bool input)
+{
+    const case_tensor *t = &near->host;
+    const int64_t row = t->size[3], size = (int64_t)attn_dtype_size(t->dtype);
+    const size_t head = (size_t)(t->size[2] * row * size);
+    void *block = NULL;
+    assert_int_equal(attn_cuda_alloc(cuda.gpu, &block, (size_t)(far_apart * size) + head), ATTN_OK);
+    *x = (far_tensor){near, block};
+    for (int h = 0; h < FAR_HEADS; h++) {
+        char *there = x->block + h * far_apart * size;
+        if (input) {
+            const char *from = near->block + CUDA_GUARD + (size_t)h * head;
+            assert_int_equal(attn_cuda_copy(cuda.gpu, there, from, head, NULL), ATTN_OK);
+        } else {
+            assert_int_equal(attn_cuda_fill(cuda.gpu, there, 0xff, head, NULL), ATTN_OK);
+        }
+    }
+    return (attn_tensor){block, {FAR_HEADS * far_apart, far_apart, row, 1}};
+}
+
+/* Brings an output to its near place, and ends. */
+static void far_close(far_tensor *x, bool output)
+{
+    const case_tensor *t = &x->near->host;
+    const size_t size = attn_dtype_size(t->dtype), head = (size_t)(t->size[2] * t->size[3]) * size;
+    for (int h = 0; h < FAR_HEADS && output; h++) {
+        char *to = x->near->block + CUDA_GUARD + (size_t)h * head;
+        const char *from = x->block + (int64_t)h * far_apart * (int64_t)size;
+        assert_int_equal(attn_cuda_copy(cuda.gpu, to, from, head, NULL), ATTN_OK);
+    }
+    assert_int_equal(attn_cuda_wait(cuda.gpu, NULL), ATTN_OK);
+    attn_cuda_free(cuda.gpu, x->block);
+}
+
+static void try_far(cuda_case *c, bool backward, const attn_verdict *row)
+{
+    enum { Q, K, V, O, DOUT, DQ, DK, DV, ALL };
+    const cuda_tensor *near[ALL] = {&c->q,    &c->k,  &c->v,  backward ? &c->given_o : &c->o,
+                                    &c->dout, &c->dq, &c->dk, &c->dv};
+    const int count = backward ? ALL : O + 1;
+    far_tensor x[ALL];
+    attn_tensor t[ALL] = {{0}};
+    const attn_options o = options_of(backward, row->name);
+    cuda_case_reset(c, backward);
+    for (int i = 0; i < count; i++) {
+        t[i] = far_open(&x[i], near[i], i <= V || (backward && i <= DOUT));
+    }
+    attn_io io = cuda_case_io(c);
+    attn_gradients g = cuda_case_gradients(c);
+    io.q = g.q = t[Q], io.k = g.k = t[K], io.v = g.v = t[V], io.o = g.o = t[O];
+    g.dout = t[DOUT], g.dq = t[DQ], g.dk = t[DK], g.dv = t[DV];
+    const attn_status status =
+        backward ? attn_backward(&c->problem, &g, &o) : attn_forward(&c->problem, &io, &o);
+    for (int i = 0; i < count; i++) {
+        far_close(&x[i], i == O ? !backward : i >= DQ);
+    }
+    if (status == ATTN_EUNSUPPORTED) {
+        cuda.refused++;
+        return;
+    }
+    cuda_expect(status == ATTN_OK, "%s: %s", row->name, attn_last_error());
+    *(backward ? &cuda.backward : &cuda.forward) += 1;
+    cuda_case_fetch(c, backward);
+    cuda_case_compare(c, backward, row);
+}
+
+static void test_beyond_31_bits(void **state)
+{
+    (void)state;
+    attn_cuda_info info = ATTN_INIT(attn_cuda_info);
+    static const char *const problems[] = {"heads=2,tokens=200,dim=128,dtype=bf16,out=bf16,causal",
+                                           "heads=2,tokens=2,kv_tokens=700,dim=64,dtype=f16,out=f16"};
+    assert_int_equal(attn_cuda_look(cuda.gpu, &info), ATTN_OK);
+    if (cuda.small || info.memory_free < (size_t)45 << 30) {
+        (void)printf("beyond 2^31 elements: skipped, for want of 45 GiB\n");
+        skip();
+    }
+    for (int i = 0; i < 2; i++) {
+        cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 20, .seed = 31};
+        cuda_case_open(&c);
+        for (int k = 0; k < cuda.row_count; k++) {
+            try_far(&c, false, &cuda.rows[k]);
+            try_far(&c, true, &cuda.rows[k]);
+        }
+        cuda_case_close(&c);
+    }
+    cuda_conclude();
+}
+
+/* ---- refusals ---- */
+
+static void expect_refusal(attn_status got, attn_status want, const char *words)
+{
+    cuda_expect(got == want && strstr(attn_last_error(), words) != NULL,
+                "status %d, not %d, and \"%s\" says nothing of \"%s\"", (int)got, (int)want,
+                got != ATTN_OK ? attn_last_error() : "", words);
+}
+
+/* Arrays that do not lie on multiples of 16 bytes are computed, or refused with words about these. */
+static void test_unaligned(void **state)
+{
+    (void)state;
+    cuda_case c = {.problem = parse("heads=2,tokens=40,dim=64,dtype=bf16,out=bf16"),
+                   .layout = CUDA_PADDED,
+                   .backward = true,
+                   .seed = 8};
+    cuda_case_open(&c);
+    for (int k = 0; k < cuda.row_count; k++) {
+        for (int which = 0; which < 3; which++) {
+            attn_io io = cuda_case_io(&c);
+            attn_gradients g = cuda_case_gradients(&c);
+            attn_tensor *t[] = {&io.q, &io.k, &io.v}, *u[] = {&g.q, &g.k, &g.v};
+            const attn_options o = options_of(false, cuda.rows[k].name);
+            if (which == 1) {
+                t[which]->stride[2] = u[which]->stride[2] = 65; /* inside of the array, whatever lies there */
+            } else {
+                t[which]->data = (char *)t[which]->data + 2;
+                u[which]->data = t[which]->data;
+            }
+            attn_status status = attn_forward(&c.problem, &io, &o);
+            cuda_expect(status == ATTN_OK || (status == ATTN_EUNSUPPORTED && attn_last_error()[0] != '\0'),
+                        "%s, unaligned: %s", cuda.rows[k].name, attn_last_error());
+            status = attn_backward(&c.problem, &g, &o);
+            cuda_expect(status == ATTN_OK || (status == ATTN_EUNSUPPORTED && attn_last_error()[0] != '\0'),
+                        "%s, unaligned, backward: %s", cuda.rows[k].name, attn_last_error());
+        }
+    }
+    cuda_case_close(&c);
+    cuda_conclude();
+}
+
+static void test_refusals(void **state)
+{
+    (void)state;
+    cuda_case c = {
+        .problem = parse("heads=2,tokens=40,dim=64,dtype=bf16,out=bf16"), .backward = true, .seed = 8};
+    cuda_case_open(&c);
+    const attn_options good = options_of(false, cuda.kernel);
+    const attn_io io = cuda_case_io(&c);
+    attn_options o;
+    attn_io i;
+    attn_problem p = c.problem;
+    const attn_gradients g = cuda_case_gradients(&c);
+    attn_gradients h;
+    expect_refusal(attn_forward(&p, (i = io, i.merge = 1, &i), &good), ATTN_EINVAL, "merge");
+    expect_refusal(attn_forward(&p, (i = io, i.k.data = NULL, &i), &good), ATTN_EINVAL, "q, k and v");
+    expect_refusal(attn_forward(&p, (i = io, i.o.data = NULL, &i), &good), ATTN_EINVAL, "o");
+    i = io;
+    i.q.stride[0] = 2 * 40 * 128, i.q.stride[1] = 40 * 128, i.q.stride[2] = 128, i.q.stride[3] = 2;
+    expect_refusal(attn_forward(&p, &i, &good), ATTN_EUNSUPPORTED, "dense");
+    i = io;
+    i.cu_seqlens_q = (int64_t *)(void *)c.lse.block; /* never read: refused by its total */
+    expect_refusal(attn_forward(&p, &i, &good), ATTN_EINVAL, "cu_seqlens");
+    i.cu_seqlens_kv = i.cu_seqlens_q;
+    i.total_q = i.total_kv = 41;
+    expect_refusal(attn_forward(&p, &i, &good), ATTN_EINVAL, "total_q");
+    p.placed = 1;
+    expect_refusal(attn_forward(&p, &i, &good), ATTN_EINVAL, "placed");
+    p = c.problem;
+    expect_refusal(attn_forward(&p, &io, (o = good, o.workers = 3, &o)), ATTN_EUNSUPPORTED, "workers");
+    expect_refusal(attn_forward(&p, &io, (o = good, o.spool = "x", &o)), ATTN_EUNSUPPORTED, "spool");
+    expect_refusal(attn_forward(&p, &io, (o = good, o.sms = -1, &o)), ATTN_EINVAL, "sms");
+    expect_refusal(attn_forward(&p, &io, (o = good, o.gpu = 63, &o)), ATTN_EUNSUPPORTED, "GPU 63");
+    expect_refusal(attn_forward(&p, &io, (o = good, o.kernel = "quantum", &o)), ATTN_EINVAL, "quantum");
+    expect_refusal(attn_backward(&p, (h = g, h.lse.data = NULL, &h), &good), ATTN_EINVAL, "lse");
+    expect_refusal(attn_backward(&p, (h = g, h.o.data = NULL, &h), &good), ATTN_EINVAL, "delta");
+    cuda_case_close(&c);
+    cuda_conclude();
+}
+
+int main(int argc, char **argv)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_beyond_31_bits),
+        cmocka_unit_test(test_unaligned),
+        cmocka_unit_test(test_refusals),
+    };
+    return cuda_main(argc, argv, "cuda_limits", tests, sizeof tests / sizeof tests[0]);
+}
