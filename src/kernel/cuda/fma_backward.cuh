@@ -171,14 +171,14 @@ typedef struct place {
 
 static __device__ __forceinline__ place place_of_scores(void)
 {
-    const int thread = ptx_thread(), warp = thread / 32;
+    const int thread = ptx_thread_signed(), warp = thread / 32;
     const place at = {warp % S_DOWN * 4 * S_ROWS + 4 * fma_ty(thread % 32), warp / S_DOWN * 8 * S_COLUMNS,
                       fma_tx(thread % 32), 0};
     return at;
 }
 static __device__ __forceinline__ place place_of_queries(void)
 {
-    const int thread = ptx_thread(), part = thread / (THREADS / PARTS), warp = thread % (THREADS / PARTS) / 32;
+    const int thread = ptx_thread_signed(), part = thread / (THREADS / PARTS), warp = thread % (THREADS / PARTS) / 32;
     const place at = {warp % Q_DOWN * 32 + 4 * fma_ty(thread % 32), warp / Q_DOWN * 8 * Q_COLUMNS, fma_tx(thread % 32),
                       part};
     return at;
@@ -187,7 +187,7 @@ static __device__ __forceinline__ place place_of_queries(void)
 /* dV += P^T dO, or dK += dS^T Q */
 static __device__ __forceinline__ void add_keys(float *sum, const char *rows)
 {
-    const int thread = ptx_thread(), warp = thread / 32;
+    const int thread = ptx_thread_signed(), warp = thread / 32;
     fma_columns_columns(sum, 8, 8, shared + AT_P + warp % K_DOWN * 128, 16 * fma_ty(thread % 32), CELLS,
                         rows + warp / K_DOWN * 256, 16 * fma_tx(thread % 32), ROW, BLOCK_Q / 4);
 }
@@ -341,7 +341,7 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
             }
         }
         float sum[64];
-        if (ptx_thread() / 32 < S_WARPS) {
+        if (ptx_thread_signed() / 32 < S_WARPS) {
             const place at = place_of_scores();
             const int s_row = at.row, s_column = at.column, tx = at.tx;
 #pragma unroll
@@ -374,7 +374,7 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
         if (p->dv.data) {
             add_keys(dv, shared + AT_DOUT);
         }
-        if (ptx_thread() / 32 < S_WARPS) {
+        if (ptx_thread_signed() / 32 < S_WARPS) {
             const place at = place_of_scores();
             const int s_row = at.row, s_column = at.column, tx = at.tx;
 #pragma unroll
@@ -393,7 +393,7 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
             load_rows(p, it, step + 1);
         }
         ptx_copy_commit();
-        if (ptx_thread() / 32 < S_WARPS) {
+        if (ptx_thread_signed() / 32 < S_WARPS) {
             const place at = place_of_scores();
             const int s_row = at.row, s_column = at.column, tx = at.tx;
 #pragma unroll

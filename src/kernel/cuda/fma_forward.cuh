@@ -47,7 +47,7 @@ typedef struct scores {
 /* A thread's place: its warp's first row, its own, its first column. */
 static __device__ __forceinline__ int work_row(void)
 {
-    return ptx_thread() / 32 / SHARES * WARP_ROWS;
+    return ptx_thread_signed() / 32 / SHARES * WARP_ROWS;
 }
 
 static __device__ __forceinline__ void work_begin(work *w)
@@ -107,7 +107,7 @@ static __device__ __forceinline__ void hide(float *s, const fma_band *band, int 
 
 static __device__ __forceinline__ void work_scores(work *w, scores *weights, const fma_band *band, bool partial, int dim)
 {
-    const int lane = ptx_thread() % 32, tx = fma_tx(lane), row = work_row() + 4 * fma_ty(lane);
+    const int lane = ptx_thread_signed() % 32, tx = fma_tx(lane), row = work_row() + 4 * fma_ty(lane);
     fma_rows_rows(weights->s, ROWS, COLUMNS, shared + AT_Q + row * ROW, fma_chunk(row, 0), ROW,
                   shared + AT_K + 4 * tx * ROW, fma_chunk(4 * tx, 0), ROW, (dim + 7) / 8 * 2);
     if (partial) {
@@ -119,7 +119,7 @@ static __device__ __forceinline__ void work_scores(work *w, scores *weights, con
 /* By way of the warp's own piece of shared memory. */
 static __device__ __forceinline__ void work_values(work *w, const scores *weights)
 {
-    const int thread = ptx_thread(), warp = thread / 32, ty = fma_ty(thread % 32), tx = fma_tx(thread % 32);
+    const int thread = ptx_thread_signed(), warp = thread / 32, ty = fma_ty(thread % 32), tx = fma_tx(thread % 32);
     const int turn = fma_chunk(4 * ty, 0);
     char *piece = shared + AT_P + warp * WARP_ROWS * PIECE * 4;
     const char *v = shared + AT_V + warp % SHARES * (ROW / SHARES);
@@ -140,7 +140,7 @@ static __device__ __forceinline__ void work_values(work *w, const scores *weight
 
 static __device__ __forceinline__ void work_end(work *w)
 {
-    const int thread = ptx_thread(), share = thread / 32 % SHARES, tx = fma_tx(thread % 32);
+    const int thread = ptx_thread_signed(), share = thread / 32 % SHARES, tx = fma_tx(thread % 32);
     const int row = work_row() + 4 * fma_ty(thread % 32);
     float *lse = (float *)(shared + AT_LSE);
 #pragma unroll

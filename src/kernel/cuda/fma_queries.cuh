@@ -25,7 +25,7 @@
 /* Multiplies what this thread has copied. */
 static __device__ __forceinline__ void scale_own(char *tile, float factor)
 {
-    const int chunks = HEAD_DIM / 4, thread = ptx_thread();
+    const int chunks = HEAD_DIM / 4, thread = ptx_thread_signed();
 #pragma unroll 1
     for (int row = thread / chunks; row < BLOCK_Q; row += THREADS / chunks) {
         float4 *x = (float4 *)(tile + row * ROW + fma_chunk(row, thread % chunks));

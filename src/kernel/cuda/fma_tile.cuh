@@ -239,7 +239,7 @@ PTX_INLINE void fma_set(const attn__fma_array *array, int64_t element, float x)
 PTX_INLINE void fma_load(char *tile, const int rows, const int width, const attn__fma_array *array, const float *from,
                          int there, int dim, const int threads)
 {
-    const int chunks = width / 4, thread = ptx_thread(), column = thread % chunks, left = dim - 4 * column;
+    const int chunks = width / 4, thread = ptx_thread_signed(), column = thread % chunks, left = dim - 4 * column;
     int row = thread / chunks;
     const uint32_t to = ptx_shared(tile);
     const float *at = from + row * array->token + 4 * column;
@@ -267,7 +267,7 @@ PTX_INLINE bool fma_finite(float x)
 /* Replaces what is not finite by 0 in the thread's own chunks of a tile; whether there was any. */
 PTX_INLINE bool fma_clean(char *tile, const int rows, const int width, const int threads)
 {
-    const int chunks = width / 4, thread = ptx_thread();
+    const int chunks = width / 4, thread = ptx_thread_signed();
     bool found = false;
 #pragma unroll 1
     for (int row = thread / chunks; row < rows; row += threads / chunks) {

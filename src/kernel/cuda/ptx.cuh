@@ -23,10 +23,16 @@ PTX_INLINE uint32_t ptx_shared(const void *pointer)
     return (uint32_t)__cvta_generic_to_shared(pointer);
 }
 
-/* threadIdx.x, read anew: what is made of it takes no register in between */
+/* threadIdx.x, read anew: what is made of it takes no register in between.  Signed or not is a matter of registers, too. */
 PTX_INLINE uint32_t ptx_thread(void)
 {
     uint32_t thread;
+    asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
+    return thread;
+}
+PTX_INLINE int ptx_thread_signed(void)
+{
+    int thread;
     asm volatile("mov.u32 %0, %%tid.x;" : "=r"(thread));
     return thread;
 }

@@ -70,7 +70,7 @@ static __device__ __forceinline__ void multiply(float *d, const uint32_t *a_high
 
 static __device__ __forceinline__ int work_row(void)
 {
-    return ptx_thread() / 32 * WARP_ROWS;
+    return ptx_thread_signed() / 32 * WARP_ROWS;
 }
 
 static __device__ __forceinline__ void work_begin(work *w)
@@ -89,7 +89,7 @@ static __device__ __forceinline__ void work_begin(work *w)
 /* s += Q K^T: 16 dims at once */
 static __device__ __forceinline__ void multiply_keys(scores *s, int dim)
 {
-    const int lane = ptx_thread() % 32, g = lane / 4, t = lane % 4, turn = FMA_TURN(g);
+    const int lane = ptx_thread_signed() % 32, g = lane / 4, t = lane % 4, turn = FMA_TURN(g);
     const char *q = shared + AT_Q + (work_row() + g) * ROW, *k = shared + AT_K + g * ROW;
 #pragma unroll 1
     for (int chunk = t; chunk < (dim + 15) / 16 * 4; chunk += 4) {
@@ -112,7 +112,7 @@ static __device__ __forceinline__ void multiply_keys(scores *s, int dim)
 
 static __device__ __forceinline__ void hide(scores *s, const fma_band *band)
 {
-    const int lane = ptx_thread() % 32, row = work_row() + lane / 4, column = lane % 4 * 2;
+    const int lane = ptx_thread_signed() % 32, row = work_row() + lane / 4, column = lane % 4 * 2;
 #pragma unroll
     for (int i = 0; i < SQUARES; i++) {
 #pragma unroll
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void work_scores(work *w, scores *s, const fma
 
 static __device__ __forceinline__ void work_values(work *w, const scores *s)
 {
-    const int lane = ptx_thread() % 32, g = lane / 4, t = lane % 4;
+    const int lane = ptx_thread_signed() % 32, g = lane / 4, t = lane % 4;
     const char *v0 = shared + AT_V + 2 * t * ROW, *v1 = v0 + ROW;
     float sum[GROUPS][4][4] = {};
 #pragma unroll
@@ -193,7 +193,7 @@ static __device__ __forceinline__ void work_values(work *w, const scores *s)
 
 static __device__ __forceinline__ void work_end(work *w)
 {
-    const int lane = ptx_thread() % 32, g = lane / 4, t = lane % 4;
+    const int lane = ptx_thread_signed() % 32, g = lane / 4, t = lane % 4;
     float *lse = (float *)(shared + AT_LSE);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
