@@ -35,6 +35,9 @@ static int by_value(const void *a, const void *b)
     return (x > y) - (x < y);
 }
 
+/* Seconds that the host took for the last launches. */
+static double host_seconds;
+
 /* Median seconds of one of `launches` things that `enqueue` puts on the default stream. */
 static double median(void (*enqueue)(void *state, int64_t number), void *state)
 {
@@ -44,9 +47,11 @@ static double median(void (*enqueue)(void *state, int64_t number), void *state)
     must(attn_cuda_event_create(0, &end));
     for (int batch = -1; batch < BATCHES; batch++) {
         must(attn_cuda_event_record(0, begin, NULL));
+        host_seconds = attn__now();
         for (int64_t i = 0; i < LAUNCHES; i++) {
             enqueue(state, i);
         }
+        host_seconds = attn__now() - host_seconds;
         must(attn_cuda_event_record(0, end, NULL));
         must(attn_cuda_event_elapsed(0, begin, end, &times[attn__max(batch, 0)]));
     }
@@ -114,10 +119,10 @@ static void time_case(const timed_case *c, timed_state *t, int64_t room, double 
     t->workspace = device_memory(kernel->forward_workspace(a, device));
     double seconds = median(enqueue_few, t), rate = (double)t->bytes / seconds;
     printf("batch %3lld heads %3lld/%lld tokens %2lld/%6lld dim %3lld  %6.0f MB %8.1f us %5.2f TB/s %5.1f %% "
-           "of copy\n",
+           "of copy, host %.1f us\n",
            (long long)c->batch, (long long)heads, (long long)c->heads_kv, (long long)c->tokens_q,
            (long long)c->tokens_kv, (long long)c->dim, (double)t->bytes * 1e-6, seconds * 1e6, rate * 1e-12,
-           100.0 * rate / copy);
+           100.0 * rate / copy, host_seconds * 1e6 / LAUNCHES);
     fflush(stdout);
     attn_cuda_free(0, t->workspace);
     attn_cuda_free(0, a->o.data);

@@ -43,6 +43,11 @@ set(ATTN_KERNEL_NO_CUDA
 set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
+    src/kernel/cuda/flash_backward.c
+    src/kernel/cuda/flash_forward.c
+    src/kernel/cuda/flash_sm90.c
+    src/kernel/cuda/fma_launch.c
+    src/kernel/cuda/map.c
     src/kernel/cuda/images.c
     src/kernel/cuda/public.c
     src/kernel/cuda/table.c)
@@ -55,7 +60,33 @@ set(ATTN_CUBINS
     src/kernel/cuda/few_f16_128.cu
     src/kernel/cuda/few_f16_256.cu
     src/kernel/cuda/few_f16_64.cu
-    src/kernel/cuda/few_merge.cu)
+    src/kernel/cuda/few_merge.cu
+    src/kernel/cuda/flash_backward_bf16_128.cu
+    src/kernel/cuda/flash_backward_bf16_256.cu
+    src/kernel/cuda/flash_backward_bf16_64.cu
+    src/kernel/cuda/flash_backward_bf16_rows.cu
+    src/kernel/cuda/flash_backward_f16_128.cu
+    src/kernel/cuda/flash_backward_f16_256.cu
+    src/kernel/cuda/flash_backward_f16_64.cu
+    src/kernel/cuda/flash_backward_f16_rows.cu
+    src/kernel/cuda/flash_forward_bf16_128.cu
+    src/kernel/cuda/flash_forward_bf16_128_band.cu
+    src/kernel/cuda/flash_forward_bf16_256.cu
+    src/kernel/cuda/flash_forward_bf16_64.cu
+    src/kernel/cuda/flash_forward_f16_128.cu
+    src/kernel/cuda/flash_forward_f16_128_band.cu
+    src/kernel/cuda/flash_forward_f16_256.cu
+    src/kernel/cuda/flash_forward_f16_64.cu
+    src/kernel/cuda/fma_backward_128.cu
+    src/kernel/cuda/fma_backward_256.cu
+    src/kernel/cuda/fma_backward_64.cu
+    src/kernel/cuda/fma_forward_128.cu
+    src/kernel/cuda/fma_forward_256.cu
+    src/kernel/cuda/fma_forward_512.cu
+    src/kernel/cuda/fma_forward_64.cu
+    src/kernel/cuda/fma_rows.cu
+    src/kernel/cuda/tf32x3_forward_128.cu
+    src/kernel/cuda/tf32x3_forward_64.cu)
 
 set(ATTN_COMM
     src/comm/local.c)

@@ -152,15 +152,15 @@ class Report:
         "ours_error": 10, "peer_error": 10
     }
 
-    def __init__(self, form, about):
-        self.form, self.about, self.rows = form, about, []
+    def __init__(self, form, about, columns=COLUMNS):
+        self.form, self.about, self.columns, self.rows = form, about, columns, []
         if form != "json":
             for name, value in about.items():
                 print(f"{name}: {value}{'  ' if form == 'md' else ''}")
             print()
-            print(self.line({name: name for name in COLUMNS}))
+            print(self.line({name: name for name in columns}))
             if form == "md":
-                print("|" + "---|" * len(COLUMNS))
+                print("|" + "---|" * len(columns))
 
     @staticmethod
     def text(name, value):
@@ -172,16 +172,24 @@ class Report:
         return str(value)
 
     def line(self, row):
-        texts = [self.text(name, row.get(name, "")) for name in COLUMNS]
+        texts = [self.text(name, row.get(name, "")) for name in self.columns]
         if self.form == "md":
             return "| " + " | ".join(texts) + " |"
         return "  ".join(
-            text.rjust(self.WIDTHS.get(name, max(6, len(name)))) for name, text in zip(COLUMNS, texts))
+            text.rjust(self.WIDTHS.get(name, max(6, len(name)))) for name, text in zip(self.columns, texts))
 
     def add(self, row):
         self.rows.append(row)
         if self.form != "json":
             print(self.line(row), flush=True)
+
+    def summary(self):
+        """What is told under the rows."""
+        ratios = [row["ratio"] for row in self.rows if "ratio" in row]
+        if ratios:
+            mean = math.exp(statistics.fmean(map(math.log, ratios)))
+            yield (f"geometric mean of {len(ratios)} ratios (above 1: ours is faster): {mean:.3f}, "
+                   f"from {min(ratios):.2f} to {max(ratios):.2f}")
 
     def finish(self):
         ratios = [row["ratio"] for row in self.rows if "ratio" in row]
@@ -189,10 +197,8 @@ class Report:
         if self.form == "json":
             everything = {"schema_version": 1, "about": self.about, "rows": self.rows, "geometric_mean": mean}
             print(json.dumps(everything, indent=1))
-        elif ratios:
-            print(
-                f"\ngeometric mean of {len(ratios)} ratios (above 1: ours is faster): {mean:.3f}, "
-                f"from {min(ratios):.2f} to {max(ratios):.2f}")
+        else:
+            print("".join(f"\n{line}" for line in self.summary()))
         return 0 if ratios else 3
 
 

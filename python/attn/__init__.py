@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Exact attention on NumPy arrays and anything that speaks DLPack, by the C library attn.
+"""Exact attention on NumPy arrays and anything that speaks DLPack, on CPU or GPU, by the C library attn.
 
     out = attn.attention(q, k, v, causal=True)
 
@@ -13,6 +13,7 @@ from ._attention import attention, attention_backward
 from ._engine import Event, Kernel, Plan, Rank, Result, kernels, plan, run
 from ._errors import (Canceled, Error, InputOutput, InvalidArgument, MemoryLimit, OutOfMemory, SpoolMismatch,
                       Unsupported, WorkerLost)
+from ._gpu_array import GpuArray
 from ._types import VERSION, Status
 
 __version__ = ".".join(map(str, VERSION))
@@ -32,6 +33,7 @@ __all__ = [
     "Canceled",
     "Error",
     "Event",
+    "GpuArray",
     "InputOutput",
     "InvalidArgument",
     "Kernel",

@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Arrays of others, looked at in place: address, shape, strides, dtype.
+"""Arrays of others, looked at in place: address, shape, strides, dtype, and which memory it is.
 
 NumPy arrays by their own interface, anything else by DLPack (https://dmlc.github.io/dlpack/latest/). A
 capsule of DLPack is borrowed, not consumed: it stays alive as long as the view does, and its own destructor
 hands the memory back, whatever happens in between. Nothing is ever copied.
+
+An array in a GPU's memory may still be being written. Its owner is told on which stream it will be read, and
+makes that stream wait.
 """
 import ctypes
+import math
 import sys
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -27,6 +31,7 @@ class View(NamedTuple):
     dtype: Dtype
     writable: bool
     owner: Any # keeps the memory alive
+    gpu: Optional[int] = None # in whose memory it lies; None: the host's
 
 
 class DLTensor(ctypes.Structure):
@@ -44,6 +49,10 @@ class DLTensor(ctypes.Structure):
     ]
 
 
+class DLManagedTensor(ctypes.Structure): # before version 1
+    _fields_ = [("tensor", DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
+
+
 class DLManagedTensorVersioned(ctypes.Structure):
     _fields_ = [
         ("major", ctypes.c_uint32),
@@ -57,6 +66,8 @@ class DLManagedTensorVersioned(ctypes.Structure):
 
 DLPACK_MAJOR = 1
 DLPACK_CPU = (1, 3) # kDLCPU, and kDLCUDAHost: pinned memory of the host
+DLPACK_CUDA = (2, 13) # kDLCUDA, and kDLCUDAManaged: memory that moves between host and GPU
+DLPACK_DEFAULT_STREAM = 1 # CUDA's, which is 0 to CUDA itself
 DLPACK_READ_ONLY, DLPACK_COPIED = 1, 2
 DLPACK_DTYPES = {(2, 32): Dtype.F32, (2, 16): Dtype.F16, (4, 16): Dtype.BF16} # (code, bits)
 
@@ -64,6 +75,11 @@ capsule_is = ctypes.pythonapi.PyCapsule_IsValid
 capsule_is.restype, capsule_is.argtypes = ctypes.c_int, [ctypes.py_object, ctypes.c_char_p]
 capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
 capsule_pointer.restype, capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def dense_strides(shape: Tuple[int, ...]) -> Tuple[int, ...]:
+    """Of an array without gaps, last axis fastest."""
+    return tuple(math.prod(shape[axis + 1:]) for axis in range(len(shape)))
 
 
 def wrong_dtype(name: str, dtype: str) -> TypeError:
@@ -88,16 +104,30 @@ def view_numpy(name: str, array: np.ndarray) -> View:
                 array.flags.writeable, array)
 
 
-def capsule_of(name: str, array: Any) -> Any:
-    device = array.__dlpack_device__()
-    if int(device[0]) not in DLPACK_CPU:
+def where(array: Any) -> Optional[int]:
+    """The GPU in whose memory an array lies; None for the host's, and for what is no array."""
+    device = getattr(array, "__dlpack_device__", None)
+    if isinstance(array, np.ndarray) or device is None:
+        return None
+    kind, index = device()
+    return int(index) if int(kind) in DLPACK_CUDA else None
+
+
+def capsule_of(name: str, array: Any, stream: int) -> Tuple[Any, Optional[int]]:
+    """The array's capsule, and its GPU."""
+    kind, index = map(int, array.__dlpack_device__())
+    keywords = {}
+    if kind in DLPACK_CUDA:
+        keywords["stream"] = stream or DLPACK_DEFAULT_STREAM
+    elif kind not in DLPACK_CPU:
         raise InvalidArgument(
-            f"{name} lies on device {getattr(array, 'device', device)}; attn computes on arrays in "
-            "CPU memory: copy it there first")
+            f"{name} lies on device {getattr(array, 'device', (kind, index))}; attn computes on arrays in "
+            "the memory of the host or of an NVIDIA GPU: copy it there first")
+    gpu = index if keywords else None
     try:
-        return array.__dlpack__(max_version=(DLPACK_MAJOR, 0))
+        return array.__dlpack__(max_version=(DLPACK_MAJOR, 0), **keywords), gpu
     except TypeError: # an exporter that is older than versions
-        return array.__dlpack__()
+        return array.__dlpack__(**keywords), gpu
 
 
 def read_capsule(name: str, capsule: Any) -> Tuple[DLTensor, int]:
@@ -113,9 +143,9 @@ def read_capsule(name: str, capsule: Any) -> Tuple[DLTensor, int]:
     raise BufferError(f"{name} gives a DLPack capsule of an unknown kind: {capsule!r}")
 
 
-def view_dlpack(name: str, array: Any, out: bool) -> View:
+def view_dlpack(name: str, array: Any, out: bool, stream: int) -> View:
     try:
-        capsule = capsule_of(name, array)
+        capsule, gpu = capsule_of(name, array, stream)
     except (BufferError, RuntimeError) as error: # for example a tensor of PyTorch that requires a gradient
         raise BufferError(f"{name}: {error}") from error
     tensor, flags = read_capsule(name, capsule)
@@ -126,23 +156,26 @@ def view_dlpack(name: str, array: Any, out: bool) -> View:
     shape = tuple(tensor.shape[:tensor.ndim])
     if tensor.strides:
         strides = tuple(tensor.strides[:tensor.ndim])
-    else: # compact, last axis fastest
-        strides = tuple(int(np.prod(shape[axis + 1:], dtype=np.int64)) for axis in range(len(shape)))
+    else:
+        strides = dense_strides(shape)
     address = (tensor.data or 0) + tensor.byte_offset
     if address % BYTES[dtype]:
         raise InvalidArgument(
             f"{name} begins at an odd address: elements must lie on multiples of {BYTES[dtype]}")
     if out and flags & DLPACK_COPIED:
         raise BufferError(f"{name} can only be had as a copy, which cannot be written for its owner")
-    return View(name, address, shape, strides, dtype, not flags & DLPACK_READ_ONLY, (capsule, array))
+    return View(name, address, shape, strides, dtype, not flags & DLPACK_READ_ONLY, (capsule, array), gpu)
 
 
-def view(name: str, array: Any, out: bool = False) -> View:
-    """What lies in the array's memory; `out`: it is to be written."""
-    if isinstance(array, np.ndarray):
+def view(name: str, array: Any, out: bool = False, stream: int = 0) -> View:
+    """What lies in the array's memory; `out`: it is to be written. In a GPU's, on `stream`. A View stays what
+    it is."""
+    if isinstance(array, View):
+        seen = array
+    elif isinstance(array, np.ndarray):
         seen = view_numpy(name, array)
     elif hasattr(array, "__dlpack__") and hasattr(array, "__dlpack_device__"):
-        seen = view_dlpack(name, array, out)
+        seen = view_dlpack(name, array, out, stream)
     else:
         raise TypeError(f"{name} is a {type(array).__name__}; give a NumPy array or one that speaks DLPack")
     if 0 in seen.shape:
@@ -174,13 +207,17 @@ def is_torch(array: Any) -> bool:
     return torch is not None and isinstance(array, torch.Tensor)
 
 
-def empty(like: Any, shape: Tuple[int, ...], dtype: Dtype) -> Any:
-    """A new array: a tensor of PyTorch if `like` is one, else of NumPy."""
-    name = next(name for name, value in NAMES.items() if value == dtype)
-    if is_torch(like):
-        torch = sys.modules["torch"]
-        return torch.empty(shape, dtype=getattr(torch, name))
-    return np.empty(shape, dtype=numpy_dtypes(dtype, name))
+def maker(like: Any) -> Callable[[str, Tuple[int, ...], Dtype], Any]:
+    """Makes new arrays in the host's memory: tensors of PyTorch if `like` is one, else of NumPy."""
+
+    def make(_name: str, shape: Tuple[int, ...], dtype: Dtype) -> Any:
+        name = next(name for name, value in NAMES.items() if value == dtype)
+        if is_torch(like):
+            torch = sys.modules["torch"]
+            return torch.empty(shape, dtype=getattr(torch, name))
+        return np.empty(shape, dtype=numpy_dtypes(dtype, name))
+
+    return make
 
 
 def numpy_dtypes(dtype: Dtype, name: str) -> Any:
@@ -195,8 +232,16 @@ def numpy_dtypes(dtype: Dtype, name: str) -> Any:
     return np.dtype(ml_dtypes.bfloat16)
 
 
-def sequence_starts(name: str, starts: Any) -> Tuple[Any, int, int]:
-    """Cumulative lengths as an array of int64, the longest of the sequences, their sum."""
+class Starts(NamedTuple):
+    """Where sequences begin and end in tensors that hold them one after another."""
+
+    values: Any # an array of int64; None: it lies in a GPU's memory, where nothing here reads it
+    count: int # sequences + 1
+    longest: Optional[int] # None: not known here
+    total: Optional[int]
+
+
+def sequence_starts(name: str, starts: Any) -> Starts:
     values = np.ascontiguousarray(np.asarray(starts))
     if values.ndim != 1 or values.size < 2 or values.dtype.kind not in "iu":
         raise InvalidArgument(
@@ -205,7 +250,7 @@ def sequence_starts(name: str, starts: Any) -> Tuple[Any, int, int]:
     lengths = np.diff(values)
     if values[0] != 0 or lengths.min() < 0:
         raise InvalidArgument(f"{name} must begin at 0 and never fall")
-    return values, max(1, int(lengths.max())), int(values[-1])
+    return Starts(values, values.size, max(1, int(lengths.max())), int(values[-1]))
 
 
 SCHEMES: Dict[Tuple[str, int], Tuple[Optional[int], ...]] = {

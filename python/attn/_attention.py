@@ -3,12 +3,11 @@
 import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
-from . import _arrays
-from ._arrays import View
+from . import _arrays, _gpu
 from ._errors import InvalidArgument
 from ._library import call
-from ._problem import Inputs, Window, same_dtype
-from ._types import Dtype, Gradients, Options, Tensor
+from ._problem import Inputs, Window, gradients_of
+from ._types import Options
 
 
 def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
@@ -29,13 +28,17 @@ def attention(q: Any,
               layout: str = "bhnd",
               cu_seqlens_q: Optional[Sequence[int]] = None,
               cu_seqlens_k: Optional[Sequence[int]] = None,
+              max_seqlen_q: Optional[int] = None,
+              max_seqlen_k: Optional[int] = None,
               threads: Optional[int] = None,
-              kernel: Optional[str] = None) -> Any:
-    """softmax(scale * q k^T + mask) v, exactly.
+              kernel: Optional[str] = None,
+              deterministic: bool = False,
+              stream: Optional[int] = None) -> Any:
+    """softmax(scale * q k^T + mask) v, exactly. On the CPU, or on the GPU in whose memory the arrays lie.
 
-    q, k, v     NumPy arrays, or any that speak DLPack, in CPU memory: float32, float16 or bfloat16, with any
-                strides; read in place. [batch, heads, tokens, dim], or without batch, or [tokens, dim]. k and
-                v may have fewer heads, a divisor of q's, and v another dim.
+    q, k, v     NumPy arrays, or any that speak DLPack: float32, float16 or bfloat16, with any strides (on a
+                GPU those that its kernels can read); read in place. [batch, heads, tokens, dim], or without
+                batch, or [tokens, dim]. k and v may have fewer heads, a divisor of q's, and v another dim.
     causal      key j is visible to query i when j <= i + tokens_k - tokens_q
     window      (left, right): keys visible on each side of the query's place, -1 for no bound; one number for
                 both. With causal, none on the right.
@@ -46,31 +49,31 @@ def attention(q: Any,
     cu_seqlens_q, cu_seqlens_k
                 sequences of unequal length, one after another: sequence b is the tokens cu_seqlens[b] to
                 cu_seqlens[b + 1]. Arrays are [tokens of all, heads, dim] then, lse [heads, tokens of all].
-    threads     default: as many as OpenMP gives
+                On a GPU arrays of int64 in its memory are read there, by its kernels alone.
+    max_seqlen_q, max_seqlen_k
+                the longest sequence, where cu_seqlens lies on a GPU: less work is wasted if it is known
+    threads     on the CPU; default: as many as OpenMP gives
     kernel      a row of attn.kernels() by name; default: the best that takes the problem
+    deterministic
+                on a GPU, for gradients: the same bits every time, at a price. Elsewhere it is always so.
+    stream      on a GPU, the CUDA stream (its handle, an int) to compute on; default: CUDA's default stream.
+                For tensors of PyTorch it is always torch.cuda.current_stream().
 
-    Returns out, or (out, lse): tensors of PyTorch if q is one, else NumPy arrays. A row that sees no key is
-    0, with lse = -inf.
+    Returns out, or (out, lse): tensors of PyTorch if q is one, else NumPy arrays, or on a GPU arrays that
+    speak DLPack. A row that sees no key is 0, with lse = -inf. On a GPU this only enqueues kernels: results
+    are there when the stream has come so far.
     """
+    space = _gpu.space_of(q, stream)
+    if space is not None:
+        settings = _gpu.settings_of(causal, window, scale, layout, kernel, deterministic)
+        out, lse = _gpu.forward(space, q, k, v, out, return_lse, (cu_seqlens_q, cu_seqlens_k),
+                                (max_seqlen_q, max_seqlen_k), settings)
+        return (out, lse) if return_lse else out
     inputs = Inputs(q, k, v, causal, window, scale, layout, cu_seqlens_q, cu_seqlens_k)
-    out, lse, io = inputs.results(out, return_lse)
+    out, lse, io = inputs.results(out, return_lse, _arrays.maker(q))
     options = options_of(threads, kernel)
     call("attn_forward", ctypes.byref(inputs.problem), ctypes.byref(io), ctypes.byref(options))
     return (out, lse) if return_lse else out
-
-
-def _gradient(inputs: Inputs, name: str, like: View, given: Any, accumulate: bool) -> Tuple[Any, Tensor]:
-    """The array that takes a gradient, and where it lies; None and nowhere if it is not wanted."""
-    if given is False:
-        return None, Tensor()
-    dtype = Dtype(inputs.problem.dtype_out)
-    if given is None:
-        if accumulate:
-            raise InvalidArgument(f"accumulate adds to what {name} holds: give {name}, or {name}=False")
-        given = _arrays.empty(inputs.like, like.shape, dtype)
-    seen = inputs.array(name, given, like.shape, out=True)
-    same_dtype(seen, dtype, "out")
-    return given, _arrays.tensor_of(seen, inputs.axes)
 
 
 def attention_backward(dout: Any,
@@ -91,8 +94,12 @@ def attention_backward(dout: Any,
                        layout: str = "bhnd",
                        cu_seqlens_q: Optional[Sequence[int]] = None,
                        cu_seqlens_k: Optional[Sequence[int]] = None,
+                       max_seqlen_q: Optional[int] = None,
+                       max_seqlen_k: Optional[int] = None,
                        threads: Optional[int] = None,
-                       kernel: Optional[str] = None) -> Tuple[Any, Any, Any]:
+                       kernel: Optional[str] = None,
+                       deterministic: bool = False,
+                       stream: Optional[int] = None) -> Tuple[Any, Any, Any]:
     """The gradients (dq, dk, dv) of a scalar whose gradient by out is dout.
 
     dout        like out, in the dtype of q
@@ -103,29 +110,14 @@ def attention_backward(dout: Any,
 
     The rest as in attention(). No array that is written may overlap another.
     """
+    space = _gpu.space_of(q, stream)
+    if space is not None:
+        settings = _gpu.settings_of(causal, window, scale, layout, kernel, deterministic)
+        gradients = _gpu.backward(space, (dout, q, k, v, out, lse, delta), (dq, dk, dv), accumulate,
+                                  (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), settings)
+        return gradients[0], gradients[1], gradients[2]
     inputs = Inputs(q, k, v, causal, window, scale, layout, cu_seqlens_q, cu_seqlens_k)
-    grads = Gradients(q=inputs.tensors[0],
-                      k=inputs.tensors[1],
-                      v=inputs.tensors[2],
-                      accumulate=int(accumulate))
-    seen = inputs.array("dout", dout, inputs.shape_o)
-    same_dtype(seen, inputs.q.dtype, "q")
-    grads.dout = _arrays.tensor_of(seen, inputs.axes)
-    grads.lse = inputs.rows("lse", lse)
-    if delta is not None:
-        grads.delta = inputs.rows("delta", delta)
-    if out is not None:
-        seen = inputs.array("out", out, inputs.shape_o)
-        inputs.problem.dtype_out = seen.dtype
-        grads.o = _arrays.tensor_of(seen, inputs.axes)
-    elif delta is None:
-        raise InvalidArgument("give out, or delta")
-    gradients = []
-    for name, like, given in (("dq", inputs.q, dq), ("dk", inputs.k, dk), ("dv", inputs.v, dv)):
-        array, tensor = _gradient(inputs, name, like, given, accumulate)
-        gradients.append(array)
-        setattr(grads, name, tensor)
-    inputs.give_sequences(grads)
+    gradients, io = gradients_of(inputs, dout, out, lse, delta, (dq, dk, dv), accumulate, _arrays.maker(q))
     options = options_of(threads, kernel)
-    call("attn_backward", ctypes.byref(inputs.problem), ctypes.byref(grads), ctypes.byref(options))
+    call("attn_backward", ctypes.byref(inputs.problem), ctypes.byref(io), ctypes.byref(options))
     return gradients[0], gradients[1], gradients[2]

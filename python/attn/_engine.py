@@ -8,16 +8,15 @@ import ctypes
 import threading
 import time
 import warnings
-import weakref
 from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Sequence, Tuple
 
 import numpy as np
 
 from ._attention import options_of
-from ._errors import InvalidArgument, OutOfMemory
-from ._library import LIBRARY, call, failure, last_error
+from ._errors import InvalidArgument, OutOfMemory, Unsupported
+from ._library import LIBRARY, call, create_plan, failure, last_error
 from ._problem import Inputs, Window
-from . import _types
+from . import _arrays, _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
 
 QUORUMS = {
@@ -127,10 +126,7 @@ class Plan:
     """Everything that is decided about a problem before any data is touched. Made by attn.plan()."""
 
     def __init__(self, problem: Problem, options: Options) -> None:
-        handle = ctypes.c_void_p()
-        call("attn_plan_create", ctypes.byref(handle), ctypes.byref(problem), ctypes.byref(options))
-        self._handle = handle
-        weakref.finalize(self, LIBRARY.attn_plan_destroy, handle)
+        self._handle = create_plan(self, problem, options)
 
     def __repr__(self) -> str:
         return f"<attn.Plan {self.problem}, {self.summary['workers']} workers>"
@@ -323,7 +319,9 @@ def run(q: Any,
         raise InvalidArgument(
             "give spool and spool_key together: partial results of other data must not be taken up")
     inputs = Inputs(q, k, v, causal, window, scale, layout)
-    out, lse, io = inputs.results(out, return_lse)
+    if inputs.gpu is not None:
+        raise Unsupported("run() takes arrays in the host's memory; attention() computes on a GPU's own")
+    out, lse, io = inputs.results(out, return_lse, _arrays.maker(q))
     watch = Watch(progress)
     options = quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads,
                              kernel)

@@ -10,10 +10,11 @@ import os
 import pathlib
 import shutil
 import subprocess
+import weakref
 from typing import Any, Iterator, List, Tuple
 
 from ._errors import BY_STATUS, Error
-from ._types import FUNCTIONS, VERSION, Status
+from ._types import FUNCTIONS, VERSION, Options, Problem, Status
 
 HERE = pathlib.Path(__file__).resolve().parent
 
@@ -96,3 +97,11 @@ def call(name: str, *arguments: Any) -> None:
     status = getattr(LIBRARY, name)(*arguments)
     if status != 0:
         raise failure(status, last_error())
+
+
+def create_plan(owner: Any, problem: Problem, options: Options) -> ctypes.c_void_p:
+    """A plan, which is destroyed when its owner is no more."""
+    handle = ctypes.c_void_p()
+    call("attn_plan_create", ctypes.byref(handle), ctypes.byref(problem), ctypes.byref(options))
+    weakref.finalize(owner, LIBRARY.attn_plan_destroy, handle)
+    return handle

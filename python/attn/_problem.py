@@ -2,15 +2,16 @@
 """From arrays and keywords to attn_problem: which axis is which, do the shapes fit, what are the results."""
 import ctypes
 import math
-from typing import Any, List, NamedTuple, Optional, Sequence, Tuple, Union
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays
-from ._arrays import View
+from ._arrays import Starts, View
 from ._errors import InvalidArgument
-from ._types import Dtype, Io, Mask, Problem, Tensor
+from ._types import Dtype, Gradients, Io, Mask, Problem, Tensor
 
 Window = Union[None, int, Tuple[int, int]]
 Axes = Tuple[Optional[int], ...]
+Maker = Callable[[str, Tuple[int, ...], Dtype], Any] # of a new array, by its name, shape and dtype
 
 
 def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
@@ -75,6 +76,16 @@ def same_dtype(seen: View, dtype: Dtype, of: str) -> None:
             "the same")
 
 
+def memory_of(seen: View) -> str:
+    return "the host's memory" if seen.gpu is None else f"the memory of GPU {seen.gpu}"
+
+
+def same_memory(seen: View, q: View) -> None:
+    if seen.gpu != q.gpu:
+        raise InvalidArgument(
+            f"{seen.name} lies in {memory_of(seen)}, {q.name} in {memory_of(q)}: copy it to the same place")
+
+
 def as_pointer(values: Any) -> Any:
     return values.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
 
@@ -83,6 +94,7 @@ class Inputs:
     """q, k and v, seen and checked, and the problem they make.
 
     Holds the views of all arrays of a call, and so their memory: keep it until the library has returned.
+    An array may be given as the View of one, also of one that is not there yet.
     """
 
     def __init__(self,
@@ -99,14 +111,14 @@ class Inputs:
         self.varlen = cu_seqlens_q is not None
         if self.varlen != (cu_seqlens_k is not None):
             raise InvalidArgument("give both cu_seqlens_q and cu_seqlens_k, or neither")
-        self.like = q
         self.views = [_arrays.view(name, array) for name, array in (("q", q), ("k", k), ("v", v))]
         self.q, self.k, self.v = self.views[:3]
+        self.gpu = self.q.gpu
         self.axes = axes_of(self.q, layout, self.varlen)
         self.tensors = [self.tensor(seen) for seen in self.views]
         sizes = [sizes_of(seen, self.axes) for seen in self.views]
         self.check(*sizes)
-        self.starts: List[Any] = [None, None]
+        self.starts: List[Starts] = []
         lengths = [sizes[0].tokens, sizes[1].tokens]
         batch = sizes[0].batch
         if self.varlen:
@@ -139,6 +151,7 @@ class Inputs:
 
     def check(self, q: Sizes, k: Sizes, v: Sizes) -> None:
         for seen, sizes in ((self.k, k), (self.v, v)):
+            same_memory(seen, self.q)
             same_dtype(seen, self.q.dtype, "q")
             expect(seen, "batch", sizes.batch, q.batch, "q")
         expect(self.k, "dim", k.dim, q.dim, "q")
@@ -152,19 +165,24 @@ class Inputs:
         lengths = []
         for side, (name, starts, seen) in enumerate(
             (("cu_seqlens_q", starts_q, self.q), ("cu_seqlens_k", starts_k, self.k))):
-            self.starts[side], longest, total = _arrays.sequence_starts(name, starts)
-            if total != seen.shape[0]:
-                raise InvalidArgument(f"{name} ends at {total}, but {seen.name} has {seen.shape[0]} tokens")
-            lengths.append(longest)
-        if len(self.starts[0]) != len(self.starts[1]):
-            raise InvalidArgument(f"cu_seqlens_q has {len(self.starts[0])} entries, cu_seqlens_k has "
-                                  f"{len(self.starts[1])}: they must name the same sequences")
-        return len(self.starts[0]) - 1, lengths
+            if not isinstance(starts, Starts):
+                starts = _arrays.sequence_starts(name, starts)
+            if starts.total is not None and starts.total != seen.shape[0]:
+                raise InvalidArgument(
+                    f"{name} ends at {starts.total}, but {seen.name} has {seen.shape[0]} tokens")
+            self.starts.append(starts)
+            lengths.append(seen.shape[0] if starts.longest is None else starts.longest)
+        counts = [starts.count for starts in self.starts]
+        if counts[0] != counts[1]:
+            raise InvalidArgument(f"cu_seqlens_q has {counts[0]} entries, cu_seqlens_k has "
+                                  f"{counts[1]}: they must name the same sequences")
+        return counts[0] - 1, lengths
 
     def array(self, name: str, array: Any, shape: Tuple[int, ...], out: bool = False) -> View:
         """One more array, which must have this shape; kept until the call is over."""
         seen = _arrays.view(name, array, out)
         self.views.append(seen)
+        same_memory(seen, self.q)
         if seen.shape != shape:
             raise InvalidArgument(f"{name} has shape {list(seen.shape)}; it must be {list(shape)}")
         return seen
@@ -176,13 +194,13 @@ class Inputs:
             raise TypeError(f"{name} is {seen.dtype.name.lower()}; it must be float32")
         return _arrays.tensor_of(seen, self.axes_lse)
 
-    def results(self, out: Any, return_lse: bool) -> Tuple[Any, Any, Io]:
+    def results(self, out: Any, return_lse: bool, make: Maker) -> Tuple[Any, Any, Io]:
         """The arrays that take o and lse, made where they are not given, and attn_io for one call."""
         if out is None:
-            out = _arrays.empty(self.like, self.shape_o, self.q.dtype)
+            out = make("out", self.shape_o, self.q.dtype)
         seen = self.array("out", out, self.shape_o, out=True)
         self.problem.dtype_out = seen.dtype
-        lse = _arrays.empty(self.like, self.shape_lse, Dtype.F32) if return_lse else None
+        lse = make("lse", self.shape_lse, Dtype.F32) if return_lse else None
         io = Io(q=self.tensors[0], k=self.tensors[1], v=self.tensors[2], o=_arrays.tensor_of(seen, self.axes))
         if lse is not None:
             io.lse = self.rows("lse", lse, out=True)
@@ -191,4 +209,46 @@ class Inputs:
 
     def give_sequences(self, io: Any) -> None:
         if self.varlen:
-            io.cu_seqlens_q, io.cu_seqlens_kv = map(as_pointer, self.starts)
+            io.total_q, io.total_kv = self.q.shape[0], self.k.shape[0]
+            if self.gpu is None:
+                io.cu_seqlens_q, io.cu_seqlens_kv = (as_pointer(starts.values) for starts in self.starts)
+
+
+def _gradient(inputs: Inputs, name: str, like: View, given: Any, accumulate: bool,
+              make: Maker) -> Tuple[Any, Tensor]:
+    """The array that takes a gradient, and where it lies; None and nowhere if it is not wanted."""
+    if given is False:
+        return None, Tensor()
+    dtype = Dtype(inputs.problem.dtype_out)
+    if given is None:
+        if accumulate:
+            raise InvalidArgument(f"accumulate adds to what {name} holds: give {name}, or {name}=False")
+        given = make(name, like.shape, dtype)
+    seen = inputs.array(name, given, like.shape, out=True)
+    same_dtype(seen, dtype, "out")
+    return given, _arrays.tensor_of(seen, inputs.axes)
+
+
+def gradients_of(inputs: Inputs, dout: Any, out: Any, lse: Any, delta: Any, given: Sequence[Any],
+                 accumulate: bool, make: Maker) -> Tuple[List[Any], Gradients]:
+    """dq, dk and dv, made where `given` has None, and attn_gradients for one call."""
+    io = Gradients(q=inputs.tensors[0], k=inputs.tensors[1], v=inputs.tensors[2], accumulate=int(accumulate))
+    seen = inputs.array("dout", dout, inputs.shape_o)
+    same_dtype(seen, inputs.q.dtype, "q")
+    io.dout = _arrays.tensor_of(seen, inputs.axes)
+    io.lse = inputs.rows("lse", lse)
+    if delta is not None:
+        io.delta = inputs.rows("delta", delta)
+    if out is not None:
+        seen = inputs.array("out", out, inputs.shape_o)
+        inputs.problem.dtype_out = seen.dtype
+        io.o = _arrays.tensor_of(seen, inputs.axes)
+    elif delta is None:
+        raise InvalidArgument("give out, or delta")
+    gradients = []
+    for name, like, array in zip(("dq", "dk", "dv"), (inputs.q, inputs.k, inputs.v), given):
+        array, tensor = _gradient(inputs, name, like, array, accumulate, make)
+        gradients.append(array)
+        setattr(io, name, tensor)
+    inputs.give_sequences(io)
+    return gradients, io

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The structs and enumerations of attn.h, field by field; tests/test_layout.py holds them against it."""
+"""The structs and enumerations of attn.h and plan.h, field by field; tests/test_layout.py compares them."""
 import ctypes
 import enum
 from ctypes import CFUNCTYPE, POINTER, c_char_p, c_double, c_int, c_int64, c_size_t, c_void_p
@@ -43,6 +43,11 @@ class Quorum(enum.IntEnum):
     QUORUM_CYCLIC = 0
     QUORUM_RECTANGULAR = 1
     QUORUM_AUTO = 2
+
+
+class Device(enum.IntEnum):
+    CPU = 0
+    CUDA = 1
 
 
 class Step(enum.IntEnum):
@@ -199,6 +204,7 @@ class Summary(Sized):
         ("workspace_gather", c_int64),
         ("workspace_partial", c_int64),
         ("workspace_kernel", c_int64),
+        ("device_memory", c_int64),
     ]
 
 
@@ -271,4 +277,9 @@ FUNCTIONS = {
     "attn_plan_prove": (c_int, [c_void_p, POINTER(Proof)]),
     "attn_kernel_verdict": (c_int, [c_void_p, c_int64, POINTER(Verdict)]),
     "attn_execute": (c_int, [c_void_p, POINTER(Io), c_void_p]),
+    "attn_execute_backward": (c_int, [c_void_p, POINTER(Gradients), c_void_p]),
+    "attn_cuda_alloc": (c_int, [c_int, POINTER(c_void_p), c_size_t]),
+    "attn_cuda_free": (None, [c_int, c_void_p]),
+    "attn_cuda_copy": (c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p]),
+    "attn_cuda_wait": (c_int, [c_int, c_void_p]),
 }

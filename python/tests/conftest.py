@@ -24,3 +24,22 @@ def pytest_report_header():
 def random():
     import numpy as np
     return np.random.default_rng(7)
+
+
+def why_no_gpu():
+    """Why the tests on a GPU cannot run here, or None."""
+    try:
+        import torch
+    except ImportError:
+        return "there is no PyTorch"
+    try:
+        attn._gpu_array.Memory(0, 1)
+    except attn.Unsupported as error:
+        return str(error)
+    return None if torch.cuda.is_available() else "PyTorch sees no GPU"
+
+
+def pytest_terminal_summary(terminalreporter):
+    reason = why_no_gpu()
+    if reason is not None:
+        terminalreporter.write_line(f"GPU tests skipped: {reason}", yellow=True, bold=True)

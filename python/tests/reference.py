@@ -7,7 +7,8 @@ import numpy as np
 
 UNIT = 2.0**-24
 HALF_UNIT = {"float32": 2.0**-24, "float16": 2.0**-11, "bfloat16": 2.0**-8} # relative, of rounding to it
-# Kernels may round the weights to the dtype of bf16 inputs before they meet v: r of check.h.
+# Kernels may round the weights to the dtype of bf16 inputs before they meet v: r of check.h. On a GPU they
+# do so with fp16 inputs too.
 ROUNDED_WEIGHTS = HALF_UNIT["bfloat16"]
 SMALLEST = {"float32": 0.0, "float16": 2.0**-25, "bfloat16": 0.0} # half the smallest subnormal
 
@@ -22,6 +23,13 @@ def visible(tokens_q, tokens_k, causal=False, window=None):
 
 def exact(array):
     return np.asarray(array).astype(np.float64)
+
+
+def plain(array):
+    """In fp64, and the name of its own dtype; tensors of PyTorch too, wherever they lie."""
+    if hasattr(array, "to"):
+        return array.detach().double().cpu().numpy(), str(array.dtype)[len("torch."):]
+    return exact(array), np.asarray(array).dtype.name
 
 
 class Reference:
@@ -54,19 +62,18 @@ class Reference:
         return UNIT * ((np.sqrt(self.q.shape[-1]) + 2) * self.size_score + np.sqrt(self.k.shape[2]) + 4)
 
     def check(self, o, lse=None):
-        dtype = np.asarray(o).dtype.name if not hasattr(o, "to") else str(o.dtype)[len("torch."):]
-        got = exact(o.float() if hasattr(o, "to") else o)
+        got, dtype = plain(o)
         near(got, self.o, (2 * self.error() + self.rounding) * np.abs(self.v).max(), dtype)
         empty = np.isneginf(self.lse)
         assert not got[empty].any()
         if lse is not None:
-            lse = exact(lse)
+            lse, _ = plain(lse)
             assert np.array_equal(np.isneginf(lse), empty)
             near(lse[~empty], self.lse[~empty], self.error(), "float32")
 
     def check_gradients(self, dout, out, lse, gradients, before=(0, 0, 0)):
         """dq, dk, dv (None: not looked at) that were made from these dout, out and lse."""
-        dout, out, lse = exact(dout), exact(out), exact(lse)
+        (dout, _), (out, _), (lse, _) = map(plain, (dout, out, lse))
         p = np.exp(self.scores - np.where(np.isneginf(lse), 0.0, lse)[..., None])
         dp = dout @ self.v.swapaxes(-1, -2)
         ds = p * (dp - np.sum(dout * out, axis=-1, keepdims=True))
@@ -77,7 +84,8 @@ class Reference:
         ]
         for got, want, tolerance, old in zip(gradients, wanted, self.slopes(dout, lse, p, dp), before):
             if got is not None:
-                near(exact(got), want + exact(old), tolerance, np.asarray(got).dtype.name)
+                values, dtype = plain(got)
+                near(values, want + plain(old)[0], tolerance, dtype)
 
     def sum(self, x):
         """Over the query heads that share a kv head."""
@@ -91,11 +99,11 @@ class Reference:
         error = UNIT * ((np.sqrt(self.q.shape[-1]) + 2) * self.size_score + 3 * finite.max(initial=0) + 4)
         slope = max(np.abs(dp).max(), self.size(dout, self.v))
         column = self.sum(p.sum(axis=2)[..., None]).max()
-        g = slope * (2 * error + UNIT * (np.sqrt(self.v.shape[-1]) + 6))
+        g = slope * (2 * error + UNIT * (np.sqrt(self.v.shape[-1]) + 6) + 2 * self.rounding)
         scale = abs(self.scale)
         return (scale * np.abs(self.k).max() * (g + 2 * slope * UNIT * (np.sqrt(keys) + 3)),
                 scale * np.abs(self.q).max() * column * (g + 2 * slope * UNIT * (np.sqrt(rows) + 3)),
-                np.abs(dout).max() * column * (error + UNIT * (np.sqrt(rows) + 3)))
+                np.abs(dout).max() * column * (error + self.rounding + UNIT * (np.sqrt(rows) + 3)))
 
 
 def near(got, want, tolerance, dtype):

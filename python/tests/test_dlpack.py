@@ -15,10 +15,6 @@ new_capsule = ctypes.pythonapi.PyCapsule_New
 new_capsule.restype, new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p, ctypes.c_char_p, Destructor]
 
 
-class DLManagedTensor(ctypes.Structure):
-    _fields_ = [("tensor", _arrays.DLTensor), ("manager", ctypes.c_void_p), ("deleter", ctypes.c_void_p)]
-
-
 EXPORTERS = [] # a capsule in a cycle of garbage must not outlive what it points to
 
 
@@ -43,7 +39,7 @@ class Exporter:
         return (self.device, 0)
 
     def __dlpack__(self, **keywords):
-        if not self.versioned and keywords:
+        if not self.versioned and "max_version" in keywords:
             raise TypeError("unexpected keyword")
         array, item = self.array, self.array.itemsize
         self.shape = (ctypes.c_int64 * array.ndim)(*array.shape)
@@ -60,7 +56,7 @@ class Exporter:
         if self.versioned:
             self.managed = _arrays.DLManagedTensorVersioned(major=self.major, flags=self.flags, tensor=tensor)
         else:
-            self.managed = DLManagedTensor(tensor=tensor)
+            self.managed = _arrays.DLManagedTensor(tensor=tensor)
         name = self.name or (b"dltensor_versioned" if self.versioned else b"dltensor")
         return new_capsule(ctypes.addressof(self.managed), name, self.destructor)
 
@@ -142,7 +138,7 @@ def test_refused(qkv):
     out = np.zeros_like(q)
     odd = np.zeros(q.nbytes + 1, np.uint8)[1:].view(np.float32).reshape(q.shape)
     refused = (
-        (Exporter(q, device=2), ValueError, "q lies on device"),
+        (Exporter(q, device=4), ValueError, "q lies on device"),
         (Exporter(odd), ValueError, "q begins at an odd address"),
         (Exporter(q, major=2), BufferError, "q speaks DLPack 2"),
         (Exporter(q, name=b"used_dltensor"), BufferError, "unknown kind"),

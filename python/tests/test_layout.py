@@ -16,8 +16,9 @@ HEADER = pathlib.Path(__file__).resolve().parents[2] / "include"
 
 
 def header():
-    """attn.h without its comments."""
-    return re.sub(r"/\*.*?\*/", "", (HEADER / "attn" / "attn.h").read_text(), flags=re.S)
+    """attn.h, with what it includes, without comments."""
+    text = "".join((HEADER / "attn" / name).read_text() for name in ("attn.h", "plan.h"))
+    return re.sub(r"/\*.*?\*/", "", text, flags=re.S)
 
 
 def c_name(kind):
@@ -57,7 +58,7 @@ def test_structs_and_enumerations(tmp_path):
     compiler = os.environ.get("CC") or shutil.which("cc")
     if compiler is None:
         pytest.skip("no C compiler")
-    assert len(structs()) >= 12 and len(enumerations()) == 6
+    assert len(structs()) >= 12 and len(enumerations()) == 7
     lines = [f'    printf("{expression}=%lld\\n", (long long)({expression}));' for expression in expected()]
     source = tmp_path / "layout.c"
     source.write_text("#include <attn/attn.h>\n#include <stdio.h>\nint main(void)\n{\n" + "\n".join(lines) +

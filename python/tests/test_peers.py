@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The comparisons of bench/peers: their arithmetic, and one small run where there is PyTorch."""
+import importlib
 import importlib.util
 import json
 import os
@@ -16,7 +17,8 @@ PEERS = pathlib.Path(__file__).resolve().parents[2] / "bench" / "peers"
 sys.path.insert(0, str(PEERS))
 import common # noqa: E402
 
-needs_torch = pytest.mark.skipif(importlib.util.find_spec("torch") is None, reason="no PyTorch")
+torch = None if importlib.util.find_spec("torch") is None else importlib.import_module("torch")
+needs_torch = pytest.mark.skipif(torch is None, reason="no PyTorch")
 CASE = {
     "pass": "forward", "dtype": "f32", "threads": 1, "batch": 2, "heads": 6, "kv_heads": 3, "queries": 50,
     "tokens": 50, "dim": 8
@@ -78,3 +80,67 @@ def test_torch_cpu(more):
             most = 2e-6 if row["dtype"] == "f32" else 2e-2
             assert row["ours_error"] < most and row["peer_error"] < most and row["ratio"] > 0
     assert rows[0]["status"] == "ok"
+
+
+# ---- torch_cuda.py, as far as no GPU is needed ----
+
+
+@pytest.fixture
+def torch_cuda():
+    pytest.importorskip("torch")
+    return importlib.import_module("torch_cuda")
+
+
+@needs_torch
+def test_cuda_cases(torch_cuda):
+    options = torch_cuda.arguments().parse_args([])
+    cases = list(torch_cuda.cases(options))
+    assert len(cases) == 2 * (3 * 2 * 6 + 2 + 1)
+    grid = [case for case in cases if case["dtype"] == "bf16" and case["heads"] == case["kv_heads"]]
+    assert {case["batch"] * case["tokens"] for case in grid} == {16384}
+    assert {case["heads"] * case["dim"] for case in grid} == {2048}
+    case = {**CASE, "mask": "causal"}
+    assert torch_cuda.flops(case) == 4 * 2 * 6 * 50 * 50 * 8 / 2
+    assert torch_cuda.flops({**case, "pass": "backward"}) == 2.5 * torch_cuda.flops(case)
+
+
+@needs_torch
+@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("kv_heads", [2, 4])
+@pytest.mark.parametrize("kind", ["forward", "backward"])
+def test_cuda_reference(torch_cuda, kind, kv_heads, mask):
+    case = {"pass": kind, "mask": mask, "heads": 4, "kv_heads": kv_heads, "tokens": 60, "dim": 8}
+    heads = (4, kv_heads, kv_heads, 4)
+    tensors = [torch.randn(2, h, 60, 8, dtype=torch.float64) for h in heads]
+    leaves = [x.clone().requires_grad_() for x in tensors[:3]]
+    out = torch.nn.functional.scaled_dot_product_attention(*leaves,
+                                                           is_causal=mask == "causal",
+                                                           enable_gqa=kv_heads < 4)
+    got = (out.detach(), ) if kind == "forward" else torch.autograd.grad(out, leaves, tensors[3])
+    wanted = torch_cuda.reference(case, tensors)
+    assert torch_cuda.error(got, wanted, 4 // kv_heads) < 1e-14
+    assert torch_cuda.error([1.01 * x for x in got], wanted, 4 // kv_heads) > 9e-3
+    assert np.isnan(torch_cuda.error([x * np.nan for x in got], wanted, 4 // kv_heads))
+
+
+@needs_torch
+def test_cuda_summary(torch_cuda, capsys):
+    report = torch_cuda.Report("table", {}, torch_cuda.COLUMNS)
+    row = {**CASE, "kv_heads": 6, "mask": "full", "against": "cudnn", "errors": {"ours": 1e-3}}
+    report.add({**row, "ratio": 2.0})
+    report.add({**row, "ratio": 0.5, "dim": 64})
+    report.add({**row, "ratio": 9.0, "kv_heads": 3})
+    assert report.finish() == 0
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == ("forward: geometric mean of 2 ratios to cuDNN 1.000, the worst 0.500 "
+                    "(d=64, full, 50 tokens)")
+
+
+@needs_torch
+def test_cuda_without_a_gpu():
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    environment = {**os.environ, "ATTN_LIBRARY": attn.library()}
+    answer = subprocess.run([sys.executable, PEERS / "torch_cuda.py"],
+                            check=False, capture_output=True, text=True, env=environment)
+    assert answer.returncode == 3 and "PyTorch sees no GPU here" in answer.stderr

@@ -18,10 +18,29 @@ const char *attn_device_name(attn_device device)
     return "?";
 }
 
+static attn__cuda_tensor dense(int64_t heads, int64_t tokens, int64_t dim)
+{
+    static char there; /* nobody reads what a plan's tensors point to */
+    return (attn__cuda_tensor){&there, heads * tokens * dim, tokens * dim, dim};
+}
+
+/*
+ * A plan is judged and its workspace sized before its tensors are known: as contiguous ones lie, and for the
+ * call that needs most: every result is wanted, delta is not given.
+ */
+static void lay_out(attn__cuda_call *call)
+{
+    call->q = call->dq = dense(call->heads_q, call->tokens_q, call->dim_qk);
+    call->k = call->dk = dense(call->heads_kv, call->tokens_kv, call->dim_qk);
+    call->v = call->dv = dense(call->heads_kv, call->tokens_kv, call->dim_v);
+    call->o = call->dout = dense(call->heads_q, call->tokens_q, call->dim_v);
+    call->lse = dense(call->heads_q, call->tokens_q, 1);
+}
+
 attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *options)
 {
     const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
-    return (attn__cuda_call){
+    attn__cuda_call call = {
         .dtype = p->dtype,
         .dtype_out = p->dtype_out,
         .batch = p->batch,
@@ -43,6 +62,8 @@ attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *opt
         .sms = options->sms,
         .deterministic = options->deterministic != 0,
     };
+    lay_out(&call);
+    return call;
 }
 
 static attn_status check_options(const attn_options *o)
@@ -154,6 +175,17 @@ static attn_status check_workspace(const attn_plan *plan, const void *workspace)
     return ATTN_OK;
 }
 
+/* The tensors that came may lie as the plan's kernel cannot read them. */
+static attn_status check_tensors(const attn_plan *plan, const attn__cuda_call *call)
+{
+    const char *reason = attn__cuda_refusal(plan->cuda, call, plan->backward);
+    if (reason != NULL) {
+        return attn__fail(ATTN_EUNSUPPORTED, "kernel '%s' does not take these tensors: %s; copy them",
+                          plan->cuda->name, reason);
+    }
+    return ATTN_OK;
+}
+
 attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void *workspace)
 {
     const attn_problem *p = &plan->problem;
@@ -176,6 +208,7 @@ attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void 
         return attn__fail(ATTN_EINVAL,
                           "merge folds into a partial: give o as an fp32 tensor (out=f32), and lse");
     }
+    ATTN__TRY(check_tensors(plan, &call));
     return plan->cuda->forward(&call, plan->gpu, aligned(workspace), io->stream);
 }
 
@@ -203,6 +236,7 @@ attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *i
     ATTN__TRY(take(&call.dk, &io->dk, "dk", varlen, p->heads_kv, n[1], p->dim_qk));
     ATTN__TRY(take(&call.dv, &io->dv, "dv", varlen, p->heads_kv, n[1], p->dim_v));
     call.accumulate = io->accumulate != 0;
+    ATTN__TRY(check_tensors(plan, &call));
     return plan->cuda->backward(&call, plan->gpu, aligned(workspace), io->stream);
 }
 

@@ -65,7 +65,9 @@ static const int64_t attn__unbounded = INT64_MAX; /* of left and right below */
  * tensors whose batch stride is 0; any sequence may be empty.  tokens_q and tokens_kv are then the longest
  * that may come.
  *
- * In the functions that judge a problem or size its workspace no pointer is read but to see if it is NULL.
+ * In the functions that judge a problem or size its workspace no pointer is read but to see if it is NULL.  A
+ * plan asks them about contiguous tensors, all results wanted, delta not given; what it is told must do for
+ * any call that wants less.  Before an execute, rejects() judges the tensors that came.
  */
 typedef struct attn__cuda_call {
     attn_dtype dtype;     /* of q, k, v, dout */

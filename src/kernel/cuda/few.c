@@ -21,6 +21,11 @@ static int64_t tiles(const attn__cuda_call *call)
     return attn__ceil_div(call->tokens_q * (call->heads_q / call->heads_kv), FEW_ROWS);
 }
 
+static int64_t all_tiles(const attn__cuda_call *call)
+{
+    return call->batch * call->heads_kv * tiles(call);
+}
+
 static int64_t tile_rows(const attn__cuda_call *call)
 {
     return attn__min(call->tokens_q * (call->heads_q / call->heads_kv), FEW_ROWS);
@@ -75,8 +80,11 @@ static const char *rejects_layout(const attn__cuda_call *call)
         !aligned(&call->o, batch_q, call->heads_q, tokens_q, out)) {
         return "takes strides of batch, head and token that are multiples of 16 bytes and above 0";
     }
-    return tokens_kv >= INT32_MAX || call->batch >= INT32_MAX ? "takes fewer than 2^31 keys and sequences"
-                                                              : NULL;
+    int64_t units = attn__ceil_div(call->tokens_kv, FEW_UNIT) * tiles(call) * call->heads_kv;
+    if (tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
+        return "takes fewer than 2^31 keys, and 2^35 over all heads and tiles of 64 rows";
+    }
+    return NULL;
 }
 
 static const char *rejects(const attn__cuda_call *call, bool backward)
@@ -110,19 +118,16 @@ static const char *declines(const attn__cuda_call *call, bool backward)
 
 /* ---- workspace ---- */
 
-/* Where its three arrays begin, in bytes, and its size. */
+/* Where the second of its two arrays begins, in bytes, and its size. */
 typedef struct room {
-    size_t stats, parts, size;
+    size_t stats, size;
 } room;
 
 static room room_of(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    room r;
     size_t rows = (size_t)(blocks(call, device) * 2 * tile_rows(call));
-    r.stats =
-        rows * (size_t)call->dim_v * sizeof(float); /* dim_v is a multiple of 8: float2 fits behind it */
-    r.parts = r.stats + rows * 2 * sizeof(float);
-    r.size = r.parts + (size_t)(call->batch * call->heads_kv * tiles(call)) * 2 * sizeof(int32_t);
+    room r = {.stats = rows * (size_t)call->dim_v * sizeof(float)}; /* dim_v is a multiple of 8 */
+    r.size = r.stats + rows * 2 * sizeof(float);
     return r;
 }
 
@@ -173,7 +178,7 @@ static int32_t team(const attn__cuda_call *call, const attn__cuda_device *device
 {
     int64_t long_ones = call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
     int64_t parts = blocks(call, device) / (long_ones * call->heads_kv) + 2;
-    return parts > 12 ? 8 : parts > 6 ? 4 : parts > 3 ? 2 : 1;
+    return parts > 6 ? 4 : parts > 3 ? 2 : 1;
 }
 
 static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device, void *workspace)
@@ -191,7 +196,6 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->shift = clamp(call->shift);
     p->partial = (float *)begin;
     p->stats = (float *)(begin + r.stats);
-    p->parts = (int32_t *)(begin + r.parts);
     p->scale = (float)(call->scale * 1.4426950408889634); /* log2 e */
     p->batch = (int32_t)call->batch;
     p->heads_kv = (int32_t)call->heads_kv;
@@ -206,12 +210,15 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
+    p->blocks = (int32_t)blocks(call, device);
+    p->by_tile = all_tiles(call) <= p->blocks;
 }
 
 static attn_status make_maps(few_params *p, const attn__cuda_call *call)
 {
-    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, FEW_KEYS));
-    ATTN__TRY(make_map(&p->v, call, &call->v, call->dim_v, FEW_KEYS));
+    const unsigned keys = FEW_KEYS(padded_dim(call));
+    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, keys));
+    ATTN__TRY(make_map(&p->v, call, &call->v, call->dim_v, keys));
     ATTN__TRY(make_map(&p->k_unit, call, &call->k, call->dim_qk, FEW_UNIT));
     return make_map(&p->v_unit, call, &call->v, call->dim_v, FEW_UNIT);
 }
@@ -240,7 +247,7 @@ static attn_status launch_few(few_params *p, const attn__cuda_call *call, const 
 static attn_status launch_merge(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
                                 void *stream)
 {
-    int64_t rows = call->batch * call->heads_kv * p->tiles * p->rows;
+    int64_t rows = attn__min(all_tiles(call), p->blocks) * p->rows;
     attn__cuda_launch launch = {
         .grid = {(unsigned)attn__ceil_div(rows * p->team, FEW_MERGE_THREADS / 32), 1, 1},
         .block = FEW_MERGE_THREADS,

@@ -25,10 +25,11 @@
 
 enum {
     DIM = FEW_DIM,
-    KEYS = FEW_KEYS,
+    KEYS = FEW_KEYS(DIM),
     STAGE = KEYS * DIM * 2, /* bytes */
     SLABS = DIM / 64,       /* of 64 dims, 128 bytes, of all rows or keys: one behind the other */
     STAGES = FEW_STAGES(DIM),
+    AHEAD = (STAGES + 1) / 2, /* tiles of K and of V that are asked for early */
     RING = FEW_ROWS * DIM * 2, /* where the ring begins, behind Q */
     BARRIERS = RING + STAGES * STAGE,
     COMPUTING = 128, /* threads */
@@ -61,7 +62,7 @@ FEW uint32_t empty_barrier(uint32_t shared, few_turn t)
 /* The key after the last of the share's part of this tile. */
 FEW int share_end(const few_share *c)
 {
-    return min(c->tile.lo + c->last * FEW_UNIT, c->tile.hi);
+    return min(c->at.tile.lo + (int)c->last * FEW_UNIT, c->at.tile.hi);
 }
 
 /* ---- the warp that loads ---- */
@@ -71,8 +72,8 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
                     few_turn *t, int from, int keys, uint64_t policy)
 {
     uint32_t full = full_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
-    int z = c->head, w = p->cu_kv != nullptr ? 0 : c->b;
-    int y = (int)(c->sequence.k0 + from);
+    int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
+    int y = (int)(c->at.sequence.k0 + from);
     mbarrier_wait(empty_barrier(shared, *t), t->parity ^ 1);
     if (keys > KEYS - FEW_UNIT) {
         mbarrier_expect(full, STAGE);
@@ -94,13 +95,27 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
     turn_on(t);
 }
 
+/* Asks the second-level cache for what the share begins with.  That changes nothing that anyone can see, so it may
+ * be done before the kernels before this one have ended. */
+FEW void prefetch_share(const few_params *p, const few_share *c)
+{
+    int from = c->at.tile.lo + (int)c->at.first * FEW_UNIT, end = min(share_end(c), from + AHEAD * KEYS);
+    for (int key = from; key < end; key += KEYS) {
+#pragma unroll
+        for (int slab = 0; slab < SLABS; slab++) {
+            tma_prefetch_4d(&p->k, slab * 64, key, c->at.head, c->at.b);
+            tma_prefetch_4d(&p->v, slab * 64, key, c->at.head, c->at.b);
+        }
+    }
+}
+
 FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
 {
     few_turn turn = {0, 0};
     uint64_t policy = policy_evict_first();
     do {
         int end = share_end(c);
-        for (int key = c->tile.lo + c->first * FEW_UNIT; key < end; key += KEYS) {
+        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
             int keys = min(end - key, (int)KEYS);
             load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, policy);
             load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, policy);
@@ -130,16 +145,16 @@ FEW void pin(float *x, int count)
 /* The tile's rows of Q, swizzled; zeros where a warp has rows that are not used. */
 FEW void load_q(const few_params *p, const few_share *c, unsigned char *q)
 {
-    int used = (c->tile.rows + 15) / 16 * 16;
+    int used = (c->at.tile.rows + 15) / 16 * 16;
     const uint16_t *from = (const uint16_t *)p->q.data;
 #pragma unroll 4
     for (int i = (int)threadIdx.x; i < used * (DIM / 8); i += COMPUTING) {
         int row = i / (DIM / 8), piece = i % (DIM / 8);
-        int in_head = c->index * FEW_ROWS + row;
         uint4 x = make_uint4(0, 0, 0, 0);
-        if (row < c->tile.rows && piece * 8 < p->dim_qk) {
-            int64_t head = (int64_t)c->head * p->group + in_head % p->group;
-            x = *(const uint4 *)(from + few_offset(&p->q, &c->sequence, c->b, head, in_head / p->group) + piece * 8);
+        if (row < c->at.tile.rows && piece * 8 < p->dim_qk) {
+            int in_head = c->at.index * FEW_ROWS + row;
+            int head = c->at.head * p->group + in_head % p->group;
+            x = *(const uint4 *)(from + few_offset(&p->q, &c->at.sequence, c->at.b, head, in_head / p->group) + piece * 8);
         }
         *(uint4 *)(q + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16) = x;
     }
@@ -149,17 +164,17 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
 {
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     s->end = share_end(c);
-    s->idle = warp * 16 >= c->tile.rows;
+    s->idle = warp * 16 >= c->at.tile.rows;
 #pragma unroll
     for (int i = 0; i < DIM / 2; i++) {
         s->o[i] = 0.0f;
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        int row = min(warp * 16 + lane / 4 + 8 * r, c->tile.rows - 1);
-        int token = (c->index * FEW_ROWS + row) / p->group;
-        s->lo[r] = few_lo(p, &c->sequence, token);
-        s->hi[r] = min(few_hi(p, &c->sequence, token), s->end);
+        int row = min(warp * 16 + lane / 4 + 8 * r, c->at.tile.rows - 1);
+        int token = (c->at.index * FEW_ROWS + row) / p->group;
+        s->lo[r] = few_lo(p, &c->at.sequence, token);
+        s->hi[r] = min(few_hi(p, &c->at.sequence, token), s->end);
         s->most[r] = -INFINITY;
         s->sum[r] = 0.0f;
     }
@@ -247,7 +262,7 @@ FEW bool not_finite(uint32_t half)
 /* Does a row of the tile not see this key? */
 FEW bool unseen(const few_share *c, int end, int key)
 {
-    return key < c->tile.all_lo || key >= min(c->tile.all_hi, end);
+    return key < c->at.tile.all_lo || key >= min(c->at.tile.all_hi, end);
 }
 
 /* Zeroes, in the tile of V from `key` on, what is not finite of keys that not all rows see; true if some row sees such
@@ -266,7 +281,7 @@ FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
             uint32_t clean = (not_finite(x) ? 0 : x & 0xffff) | (not_finite(x >> 16) ? 0 : x & 0xffff0000);
             if (clean != x) {
                 words[w] = clean;
-                found = found || (at >= c->tile.lo && at < end);
+                found = found || (at >= c->at.tile.lo && at < end);
             }
         }
     }
@@ -279,12 +294,12 @@ FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
 FEW void add_values(const few_params *p, const few_share *c, few_state *s, int key)
 {
     int column = 2 * (int)(threadIdx.x % 4), end = min(key + (int)KEYS, s->end);
-    const uint16_t *values = (const uint16_t *)p->values.data + c->b * p->values.batch + c->head * p->values.head;
-    for (int at = max(key, c->tile.lo); at < end; at++) {
+    const uint16_t *values = (const uint16_t *)p->values.data + c->at.b * p->values.batch + c->at.head * p->values.head;
+    for (int at = max(key, c->at.tile.lo); at < end; at++) {
         if (!unseen(c, s->end, at)) {
             continue;
         }
-        const uint16_t *row = values + (c->sequence.k0 + at) * p->values.token;
+        const uint16_t *row = values + (c->at.sequence.k0 + at) * p->values.token;
 #pragma unroll
         for (int i = 0; i < DIM / 4; i++) {
             int from = i / 2 * 8 + column + i % 2;
@@ -309,23 +324,18 @@ FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = warp * 16 + lane / 4 + 8 * r;
-        if (row < c->tile.rows) {
-            int in_head = c->index * FEW_ROWS + row, token = in_head / p->group;
-            int64_t head = (int64_t)c->head * p->group + in_head % p->group;
-            float *lse = p->lse.data == nullptr
-                             ? nullptr
-                             : (float *)p->lse.data + few_offset(&p->lse, &c->sequence, c->b, head, token);
-            few_end end = few_end_of(p, s->most[r], s->sum[r], lse);
-            int64_t o = few_offset(&p->o, &c->sequence, c->b, head, token);
+        if (row < c->at.tile.rows) {
+            few_row at = few_row_of(p, &c->at.sequence, c->at.b, c->at.head, c->at.index, row);
+            few_end end = few_end_of(p, s->most[r], s->sum[r], at.lse);
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++) {
                 if (8 * i < p->dim_v) {
-                    few_store(p, o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+                    few_store(p, at.o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
                 }
             }
             __syncwarp(__activemask());
-            if (lane % 4 == 0 && lse != nullptr) {
-                *lse = end.lse;
+            if (lane % 4 == 0 && at.lse != nullptr) {
+                *at.lse = end.lse;
             }
         }
     }
@@ -335,18 +345,11 @@ FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
 FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
 {
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32), column = 2 * (lane % 4);
-    int64_t slot = (int64_t)blockIdx.x * 2 + (c->first == 0);
-    if (c->first == 0 && threadIdx.x == 0) {
-        int64_t tile = ((int64_t)c->b * p->heads_kv + c->head) * p->tiles + c->index;
-        int64_t past = c->at + c->tile.units;
-        int last = (int)((past * c->count + c->total - 1) / c->total) - 1;
-        p->parts[2 * tile] = (int32_t)blockIdx.x;
-        p->parts[2 * tile + 1] = last - (int)blockIdx.x + 1;
-    }
+    int64_t slot = (int64_t)blockIdx.x * 2 + (c->at.first == 0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = warp * 16 + lane / 4 + 8 * r;
-        if (row < c->tile.rows) {
+        if (row < c->at.tile.rows) {
             float *to = p->partial + (slot * p->rows + row) * p->dim_v + column;
 #pragma unroll
             for (int i = 0; i < DIM / 8; i++) {
@@ -363,18 +366,42 @@ FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
 
 FEW void end_tile(const few_params *p, const few_share *c, few_state *s)
 {
+    bool whole = c->at.first == 0 && c->last == c->at.tile.units;
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 1);
         s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 2);
     }
-    if (c->first == 0 && c->last == c->tile.units) {
-        if (threadIdx.x == 0) {
-            p->parts[2 * (((int64_t)c->b * p->heads_kv + c->head) * p->tiles + c->index) + 1] = 1;
-        }
+    if (whole) {
         write_rows(p, c, s);
     } else {
         write_partial(p, c, s);
+    }
+}
+
+/* This block's part of the tiles whose rows see no key; by one warp. */
+FEW void write_empty(const few_params *p)
+{
+    int lane = (int)(threadIdx.x % 32);
+    for (int64_t i = blockIdx.x; i < (int64_t)p->batch * p->tiles && !p->merge; i += gridDim.x) {
+        int b = (int)(i / p->tiles), index = (int)(i % p->tiles);
+        few_sequence s = few_sequence_of(p, b);
+        if (index >= s.tiles) {
+            continue;
+        }
+        few_tile t = few_tile_of(p, &s, index);
+        for (int head = 0; t.units == 0 && head < p->heads_kv; head++) {
+            for (int row = 0; row < t.rows; row++) {
+                few_row at = few_row_of(p, &s, b, head, index, row);
+                few_end end = {0.0f, 0.0f, -INFINITY};
+                for (int column = 2 * lane; column < p->dim_v; column += 64) {
+                    few_store(p, at.o + column, end, 0.0f, 0.0f);
+                }
+                if (lane == 0 && at.lse != nullptr) {
+                    *at.lse = end.lse;
+                }
+            }
+        }
     }
 }
 
@@ -424,14 +451,14 @@ FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared,
         fence_proxy_async();
         named_barrier(1, COMPUTING);
         begin_tile(p, c, &s);
-        for (int key = c->tile.lo + c->first * FEW_UNIT; key < s.end; key += KEYS) {
+        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < s.end; key += KEYS) {
             compute_stages(p, c, &s, shared, address, &turn, key);
         }
         end_tile(p, c, &s);
     } while (few_share_next(p, c));
 }
 
-extern "C" __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS(DIM)) few(const __grid_constant__ few_params params)
+extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM)) few(const __grid_constant__ few_params params)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const few_params *p = &params;
@@ -447,17 +474,26 @@ extern "C" __global__ void __launch_bounds__(FEW_THREADS, FEW_BLOCKS(DIM)) few(c
         tma_prefetch(&p->v);
     }
     __syncthreads();
-    grid_wait();
-    grid_release();
     few_share share;
-    if (!few_share_first(p, &share)) {
-        return;
+    bool fixed = few_fixed(p), loads = threadIdx.x >= COMPUTING;
+    if (!fixed) {
+        grid_wait();
     }
-    if (threadIdx.x >= COMPUTING) {
-        if (threadIdx.x == COMPUTING) {
+    bool mine = few_share_first(p, &share);
+    if (fixed) {
+        if (mine && threadIdx.x == COMPUTING) {
+            prefetch_share(p, &share);
+        }
+        grid_wait();
+    }
+    grid_release();
+    if (!loads && mine) {
+        compute_share(p, &share, shared, address);
+    } else if (loads) {
+        if (mine && threadIdx.x == COMPUTING) {
             load_share(p, &share, address);
         }
-    } else {
-        compute_share(p, &share, shared, address);
+        __syncwarp();
+        write_empty(p);
     }
 }

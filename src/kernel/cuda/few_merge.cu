@@ -1,155 +1,173 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_merge.cu - the end of few.cuh: partials of one tile merged into its rows, and rows that see no key.
+ * few_merge.cu - the end of few.cuh: the parts of a tile, which several blocks have worked on, become its rows.
  *
- * A row is the work of `team` warps: each adds up every team-th part, weighted by 2^(its maximum - the largest); then
- * the warps' sums are added in order.  So the bits depend on the parts alone.  Rows that one block has done
- * alone are written already.
+ * A row is the work of `team` warps: each goes over every team-th part with a running maximum, then the first adds up
+ * what they found, in order.  So the bits depend on the parts alone.
  *
- * COST.  Reads the partials, which lie in the second-level cache, and writes the rows; about 2 us, most of it
- * latency.
+ * COST.  Reads the partials, which lie in the second-level cache, and writes the rows: about 2 us, all of it latency.
+ * While few is still at work everything is done once in vain, so that instructions and addresses are at hand.
  */
 #include "kernel/cuda/few_share.cuh"
 
-enum { WARPS = FEW_MERGE_THREADS / 32, COLUMNS = 256 / 64 };
+enum { WARPS = FEW_MERGE_THREADS / 32, COLUMNS = 256 / 128 };
 
-typedef struct merge_row {
+/* Sums over some of the parts: of the columns 128 * i + 4 * lane and the 3 next in o[i]; below, the row's maximum, in
+ * powers of 2, and its sum. */
+typedef struct merge_sums {
+    float4 o[COLUMNS];
+    float2 below;
+} merge_sums;
+
+/* A tile that has parts, if parts > 1: the first is of block `first`. */
+typedef struct merge_tile {
     few_sequence sequence;
-    int64_t tile; /* over all */
-    int b, head, token; /* query head and token */
-    int row;      /* in the tile */
-    bool any;     /* some row of the tile sees a key */
-} merge_row;
+    int b, head, index;
+    unsigned first, parts;
+} merge_tile;
 
-/* Row `number` of all tiles as if each had p->rows; false if there is no such row. */
-FEW bool find_row(const few_params *p, int64_t number, merge_row *r)
+/* The tile of this number, or the one that block `number` begins and does not end. */
+FEW merge_tile find_tile(const few_params *p, int number)
 {
-    r->row = (int)(number % p->rows);
-    r->tile = number / p->rows;
-    int index = (int)(r->tile % p->tiles);
-    int64_t head = r->tile / p->tiles;
-    r->b = (int)(head / p->heads_kv);
-    if (r->b >= p->batch) {
-        return false;
-    }
-    r->sequence = few_sequence_of(p, r->b);
-    if (index >= r->sequence.tiles) {
-        return false;
-    }
-    few_tile tile = few_tile_of(p, &r->sequence, index);
-    int64_t in_head = (int64_t)index * FEW_ROWS + r->row;
-    r->head = (int)(head % p->heads_kv) * p->group + (int)(in_head % p->group);
-    r->token = (int)(in_head / p->group);
-    r->any = tile.units > 0;
-    return r->row < tile.rows;
-}
-
-/* The slot of a tile's part: its first part ends a block's share, the others begin one. */
-FEW int64_t slot_of(int first, int part)
-{
-    return (int64_t)(first + part) * 2 + (part == 0);
-}
-
-/* The largest maximum of all parts, and the sum of their sums under it. */
-FEW float2 merge_stats(const few_params *p, int first, int parts, int row)
-{
-    const float2 *stats = (const float2 *)p->stats;
-    int lane = (int)(threadIdx.x % 32);
-    float most = -INFINITY, sum = 0.0f;
-    for (int part = lane; part < parts; part += 32) {
-        float2 s = stats[slot_of(first, part) * p->rows + row];
-        float top = fmaxf(most, s.x), used = top == -INFINITY ? 0.0f : top;
-        sum = sum * exp2_fast(most - used) + s.y * exp2_fast(s.x - used);
-        most = top;
-    }
-    for (int step = 1; step < 32; step *= 2) {
-        float other = __shfl_xor_sync(~0u, most, step), other_sum = __shfl_xor_sync(~0u, sum, step);
-        float top = fmaxf(most, other), used = top == -INFINITY ? 0.0f : top;
-        sum = sum * exp2_fast(most - used) + other_sum * exp2_fast(other - used);
-        most = top;
-    }
-    return make_float2(most, sum);
-}
-
-/* sums[2 * i], sums[2 * i + 1]: columns 64 * i + 2 * lane and the next, of this warp's parts. */
-FEW void merge_sums(const few_params *p, int first, int parts, int row, float most, float *sums)
-{
-    const float2 *stats = (const float2 *)p->stats;
-    int lane = (int)(threadIdx.x % 32), member = (int)(threadIdx.x / 32) % p->team;
-    float used = most == -INFINITY ? 0.0f : most;
-#pragma unroll 4
-    for (int part = member; part < parts; part += p->team) {
-        int64_t at = slot_of(first, part) * p->rows + row;
-        const float2 *from = (const float2 *)(p->partial + at * p->dim_v);
-        float weight = exp2_fast(stats[at].x - used);
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i++) {
-            if (64 * i + 2 * lane < p->dim_v) {
-                float2 x = from[32 * i + lane];
-                sums[2 * i] = fmaf(x.x, weight, sums[2 * i]);
-                sums[2 * i + 1] = fmaf(x.y, weight, sums[2 * i + 1]);
-            }
+    few_cut cut = few_cut_of(p);
+    merge_tile t = {};
+    unsigned from, units;
+    if (p->by_tile) {
+        int head = number / p->tiles;
+        t.index = number - head * p->tiles;
+        t.b = head / p->heads_kv;
+        t.head = head - t.b * p->heads_kv;
+        if (t.b >= p->batch) {
+            return t;
         }
+        t.sequence = few_sequence_of(p, t.b);
+        if (t.index >= t.sequence.tiles) {
+            return t;
+        }
+        units = few_tile_of(p, &t.sequence, t.index).units;
+        from = few_units_of(p, 0, t.b) + (unsigned)t.head * few_head_units(p, &t.sequence, t.sequence.tiles) +
+               few_head_units(p, &t.sequence, t.index);
+    } else {
+        if ((unsigned)number >= cut.blocks || cut.total == 0) {
+            return t;
+        }
+        unsigned last = few_first_of(&cut, (unsigned)number + 1) - 1;
+        few_place at = few_find(p, last);
+        t.sequence = at.sequence;
+        t.b = at.b;
+        t.head = at.head;
+        t.index = at.index;
+        units = at.tile.units;
+        from = last - at.first;
+        units = from < few_first_of(&cut, (unsigned)number) ? 0 : units;
     }
+    if (units > 0) {
+        t.first = few_block_of(&cut, from);
+        t.parts = few_block_of(&cut, from + units - 1) - t.first + 1;
+    }
+    return t;
 }
 
-FEW void write_row(const few_params *p, const merge_row *r, float most, float sum, const float *sums)
+/* Adds another's. */
+FEW void add_sums(merge_sums *s, float2 below, const float4 *o)
 {
-    int lane = (int)(threadIdx.x % 32);
-    float *lse = p->lse.data == nullptr
-                     ? nullptr
-                     : (float *)p->lse.data + few_offset(&p->lse, &r->sequence, r->b, r->head, r->token);
-    few_end end = few_end_of(p, most, sum, lse);
-    int64_t o = few_offset(&p->o, &r->sequence, r->b, r->head, r->token);
+    float most = fmaxf(s->below.x, below.x), used = most == -INFINITY ? 0.0f : most;
+    float mine = exp2_fast(s->below.x - used), other = exp2_fast(below.x - used);
+    s->below = make_float2(most, s->below.y * mine + below.y * other);
 #pragma unroll
     for (int i = 0; i < COLUMNS; i++) {
-        if (64 * i + 2 * lane < p->dim_v) {
-            few_store(p, o + 64 * i + 2 * lane, end, sums[2 * i], sums[2 * i + 1]);
+        s->o[i] = make_float4(s->o[i].x * mine + o[i].x * other, s->o[i].y * mine + o[i].y * other,
+                              s->o[i].z * mine + o[i].z * other, s->o[i].w * mine + o[i].w * other);
+    }
+}
+
+/* Every team-th part of a row.  Its first part ends a block's share, the others begin one. */
+FEW void add_parts(const few_params *p, merge_sums *s, const merge_tile *t, int row, unsigned member)
+{
+    const float2 *stats = (const float2 *)p->stats;
+    const float4 *partial = (const float4 *)p->partial;
+    int lane = (int)(threadIdx.x % 32);
+#pragma unroll 4
+    for (unsigned part = member; part < t->parts; part += (unsigned)p->team) {
+        int64_t at = ((int64_t)(t->first + part) * 2 + (part == 0)) * p->rows + row;
+        float4 o[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            bool there = 128 * i + 4 * lane < p->dim_v;
+            o[i] = there ? __ldcg(partial + at * (p->dim_v / 4) + 32 * i + lane) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+        add_sums(s, __ldcg(stats + at), o);
+    }
+}
+
+/* What the other warps of the team have found. */
+FEW void add_team(const few_params *p, merge_sums *s, int warp, int member)
+{
+    __shared__ float4 o[WARPS][COLUMNS][32];
+    __shared__ float2 below[WARPS];
+    int lane = (int)(threadIdx.x % 32);
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) {
+        o[warp][i][lane] = s->o[i];
+    }
+    below[warp] = s->below;
+    __syncthreads();
+    for (int other = warp + 1; member == 0 && other < warp + p->team; other++) {
+        float4 x[COLUMNS];
+#pragma unroll
+        for (int i = 0; i < COLUMNS; i++) {
+            x[i] = o[other][i][lane];
+        }
+        add_sums(s, below[other], x);
+    }
+}
+
+FEW void write_row(const few_params *p, const merge_sums *s, const merge_tile *t, int row, bool really)
+{
+    int lane = (int)(threadIdx.x % 32);
+    few_row at = few_row_of(p, &t->sequence, t->b, t->head, t->index, row);
+    few_end end = few_end_of(p, s->below.x, s->below.y, at.lse);
+    __syncwarp();
+    if (!really) {
+        return;
+    }
+#pragma unroll
+    for (int i = 0; i < COLUMNS; i++) {
+        int column = 128 * i + 4 * lane;
+        if (column < p->dim_v) {
+            few_store(p, at.o + column, end, s->o[i].x, s->o[i].y);
+            few_store(p, at.o + column + 2, end, s->o[i].z, s->o[i].w);
         }
     }
-    __syncwarp();
-    if (lane == 0 && lse != nullptr) {
-        *lse = end.lse;
+    if (lane == 0 && at.lse != nullptr) {
+        *at.lse = end.lse;
     }
 }
 
 extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS) few_merge(const __grid_constant__ few_params params)
 {
-    __shared__ float2 exchange[WARPS][COLUMNS][32];
     const few_params *p = &params;
-    int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32), member = warp % p->team;
-    float sums[2 * COLUMNS] = {0};
-    merge_row r;
-    grid_wait();
+    int warp = (int)(threadIdx.x / 32), member = warp % p->team;
+    int64_t number = ((int64_t)blockIdx.x * WARPS + warp) / p->team; /* rows of all tiles or blocks */
+    int row = (int)(number % p->rows);
     grid_release();
-    bool mine = find_row(p, ((int64_t)blockIdx.x * WARPS + warp) / p->team, &r);
-    int first = 0, parts = 0;
-    float2 stats = make_float2(-INFINITY, 0.0f);
-    if (mine && r.any) {
-        first = p->parts[2 * r.tile];
-        parts = p->parts[2 * r.tile + 1];
-        mine = parts > 1;
-    }
-    if (mine && r.any) {
-        stats = merge_stats(p, first, parts, r.row);
-        merge_sums(p, first, parts, r.row, stats.x, sums);
-    }
-    if (p->team > 1) {
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i++) {
-            exchange[warp][i][lane] = make_float2(sums[2 * i], sums[2 * i + 1]);
+    merge_tile tile = find_tile(p, (int)(number / p->rows));
+    bool mine = tile.parts > 1 && tile.index * FEW_ROWS + row < tile.sequence.n_q * p->group;
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+        merge_sums s = {{}, {-INFINITY, 0.0f}};
+        if (pass == 1) {
+            grid_wait();
         }
-        __syncthreads();
-        for (int other = 1; member == 0 && other < p->team; other++) {
-#pragma unroll
-            for (int i = 0; i < COLUMNS; i++) {
-                float2 x = exchange[warp + other][i][lane];
-                sums[2 * i] += x.x;
-                sums[2 * i + 1] += x.y;
-            }
+        if (mine) {
+            add_parts(p, &s, &tile, row, (unsigned)member);
         }
-    }
-    if (mine && member == 0) {
-        write_row(p, &r, stats.x, stats.y, sums);
+        if (p->team > 1) {
+            add_team(p, &s, warp, member);
+        }
+        if (mine && member == 0) {
+            write_row(p, &s, &tile, row, pass == 1);
+        }
     }
 }

@@ -9,18 +9,23 @@
 
 enum {
     FEW_ROWS = 64,          /* of a tile: what one product of a warpgroup has */
-    FEW_KEYS = 64,          /* of a stage of the ring: a tile of K or of V */
     FEW_UNIT = 16,          /* keys: what a block's share is counted in */
     FEW_LEAST = 8,          /* units that are worth a block */
     FEW_THREADS = 160,      /* a warpgroup that computes, a warp that loads */
-    FEW_MERGE_THREADS = 256 /* of few_merge */
+    FEW_MERGE_THREADS = 128 /* of few_merge: it shares a multiprocessor with the blocks of the next few */
 };
 
-/* Of a block of few_<dim>: stages of its ring, and bytes of shared memory: Q, the ring, two barriers a stage.
- * Sums of 256 dims take so many registers that a multiprocessor has room for one block, else for two. */
-#define FEW_STAGES(dim) ((dim) == 64 ? 12 : 6)
-#define FEW_SHARED(dim) (FEW_ROWS * (dim)*2 + FEW_STAGES(dim) * (FEW_KEYS * (dim)*2 + 16))
+/*
+ * Of a block of few_<dim>: keys of a stage of its ring, which is a tile of K or of V; stages; bytes of shared
+ * memory: Q, the ring, two barriers a stage.  Sums of 256 dims take so many registers that a multiprocessor
+ * has room for one block, else for two.
+ */
+#define FEW_KEYS(dim)   ((dim) == 64 ? 64 : 32)
+#define FEW_STAGES(dim) ((dim) == 256 ? 4 : (dim) == 128 ? 5 : 8)
+#define FEW_SHARED(dim) (FEW_ROWS * (dim)*2 + FEW_STAGES(dim) * (FEW_KEYS(dim) * (dim)*2 + 16))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
+/* registers of a thread, which leave room for blocks of few_merge beside those of few */
+#define FEW_REGISTERS(dim) ((dim) == 256 ? 208 : 144)
 
 /* A CUtensorMap. */
 typedef struct few_map {
@@ -45,7 +50,6 @@ typedef struct few_params {
     int64_t left, right, shift; /* the band; left and right at most 2^40 */
     float *partial;             /* [block][2][rows][dim_v]: sums not yet divided */
     float *stats;               /* [block][2][rows][2]: running maximum, in powers of 2, and sum */
-    int32_t *parts;             /* [tile][2]: the first block that works on a tile, and how many do */
     float scale;                /* times log2 e */
     int32_t batch, heads_kv, group;
     int32_t tokens_q, tokens_kv;
@@ -55,6 +59,8 @@ typedef struct few_params {
     int32_t team;      /* few_merge: warps that share a row */
     int32_t dtype_out; /* attn_dtype */
     int32_t shifted, merge;
+    int32_t blocks;  /* of few, at most */
+    int32_t by_tile; /* few_merge looks at each tile; else, where they are fewer, at each block's last */
 } few_params;
 
 #endif

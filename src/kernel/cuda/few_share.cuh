@@ -11,7 +11,7 @@
 #define ATTN_CUDA_FEW_SHARE_CUH
 
 #include "kernel/cuda/few_params.h"
-#include "kernel/cuda/ptx.cuh"
+#include "kernel/cuda/few_ptx.cuh"
 
 #define FEW static __device__ __forceinline__
 
@@ -36,7 +36,7 @@ FEW few_sequence few_sequence_of(const few_params *p, int b)
         s.n_kv = (int)(p->cu_kv[b + 1] - s.k0);
     }
     s.shift = p->shifted ? p->shift : (int64_t)s.n_kv - s.n_q;
-    s.tiles = (int)(((int64_t)s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS);
+    s.tiles = (s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS;
     return s;
 }
 
@@ -54,149 +54,182 @@ FEW int few_hi(const few_params *p, const few_sequence *s, int token)
 }
 
 typedef struct few_tile {
-    int rows;   /* from row index * FEW_ROWS on */
-    int lo, hi; /* some row sees keys in here, none outside */
+    int rows;           /* from row index * FEW_ROWS on */
+    int lo, hi;         /* some row sees keys in here, none outside */
     int all_lo, all_hi; /* every row sees the keys in here, if there are any */
-    int units;
+    unsigned units;
 } few_tile;
 
 FEW few_tile few_tile_of(const few_params *p, const few_sequence *s, int index)
 {
-    int64_t first = (int64_t)index * FEW_ROWS, rows = (int64_t)s->n_q * p->group - first;
+    int first = index * FEW_ROWS;
     few_tile t;
-    t.rows = rows < FEW_ROWS ? (int)rows : FEW_ROWS;
-    int top = (int)(first / p->group), bottom = (int)((first + t.rows - 1) / p->group);
+    t.rows = min(s->n_q * p->group - first, (int)FEW_ROWS);
+    int top = first / p->group, bottom = (first + t.rows - 1) / p->group;
     t.lo = few_lo(p, s, top);
     t.all_lo = few_lo(p, s, bottom);
     t.all_hi = few_hi(p, s, top);
     t.hi = few_hi(p, s, bottom);
-    t.units = t.hi > t.lo ? (t.hi - t.lo + FEW_UNIT - 1) / FEW_UNIT : 0;
+    t.units = t.hi > t.lo ? (unsigned)(t.hi - t.lo + FEW_UNIT - 1) / FEW_UNIT : 0;
     return t;
 }
 
-/* units of the tiles of one kv head */
-FEW int64_t few_head_units(const few_params *p, const few_sequence *s)
+/* units of the first `tiles` tiles of a kv head */
+FEW unsigned few_head_units(const few_params *p, const few_sequence *s, int tiles)
 {
-    int64_t units = 0;
-    for (int t = 0; t < s->tiles; t++) {
+    unsigned units = 0;
+    for (int t = 0; t < tiles; t++) {
         units += few_tile_of(p, s, t).units;
     }
     return units;
 }
 
-FEW int64_t few_sequence_units(const few_params *p, int b)
+FEW unsigned few_sequence_units(const few_params *p, int b)
 {
     few_sequence s = few_sequence_of(p, b);
-    return few_head_units(p, &s) * p->heads_kv;
+    return few_head_units(p, &s, s.tiles) * p->heads_kv;
 }
 
-/* ---- a block's share ---- */
+/* All sequences are of one length: what blocks work on is known before any memory is read. */
+FEW bool few_fixed(const few_params *p)
+{
+    return p->cu_q == nullptr && p->cu_kv == nullptr;
+}
 
-typedef struct few_share {
-    few_sequence sequence;
-    few_tile tile;
-    int b, head, index;   /* the tile */
-    int first, last;      /* units of it: last is not among them */
-    int64_t at, left;     /* units before `first` of all tiles; of this share from `first` on */
-    int64_t total, count; /* units of all tiles; blocks that share them */
-} few_share;
+/* ---- the cut.  All lanes of a warp work these out together. ---- */
 
 /* The sum over the warp's lanes up to this one. */
-FEW int64_t few_running_sum(int64_t x)
+FEW unsigned few_running_sum(unsigned x)
 {
     int lane = (int)(threadIdx.x % 32);
     for (int step = 1; step < 32; step *= 2) {
-        int64_t other = __shfl_up_sync(~0u, x, step);
+        unsigned other = __shfl_up_sync(~0u, x, step);
         x += lane >= step ? other : 0;
     }
     return x;
 }
 
-FEW void few_share_clip(few_share *c)
+/* Units of the sequences first .. last - 1. */
+FEW unsigned few_units_of(const few_params *p, int first, int last)
 {
-    int64_t more = c->tile.units - c->first;
-    c->last = c->first + (int)(more < c->left ? more : c->left);
-}
-
-/* Goes on to the next tile that has units: one that exists while units are left. */
-FEW void few_share_find(const few_params *p, few_share *c)
-{
-    while (c->first >= c->tile.units) {
-        c->first = 0;
-        if (++c->index >= c->sequence.tiles) {
-            c->index = 0;
-            if (++c->head >= p->heads_kv) {
-                c->head = 0;
-                do {
-                    c->sequence = few_sequence_of(p, ++c->b);
-                } while (c->sequence.tiles == 0);
-            }
-        }
-        c->tile = few_tile_of(p, &c->sequence, c->index);
+    if (few_fixed(p)) {
+        return (unsigned)(last - first) * few_sequence_units(p, 0);
     }
-    few_share_clip(c);
+    unsigned sum = 0;
+    for (int b = first + (int)(threadIdx.x % 32); b < last; b += 32) {
+        sum += few_sequence_units(p, b);
+    }
+    return __shfl_sync(~0u, few_running_sum(sum), 31);
 }
 
-/* After the units first .. last - 1; false when nothing is left. */
-FEW bool few_share_next(const few_params *p, few_share *c)
+/* Units of all tiles; of `blocks` blocks the first `extra` have share + 1, the others share. */
+typedef struct few_cut {
+    unsigned total, blocks, share, extra;
+} few_cut;
+
+FEW few_cut few_cut_of(const few_params *p)
 {
-    int done = c->last - c->first;
-    c->left -= done;
-    c->at += done;
-    c->first = c->last;
-    if (c->left <= 0) {
+    few_cut c;
+    c.total = few_units_of(p, 0, p->batch);
+    c.blocks = min((unsigned)p->blocks, max(1u, c.total / FEW_LEAST));
+    c.share = c.total / c.blocks;
+    c.extra = c.total - c.share * c.blocks;
+    return c;
+}
+
+/* The first unit of a block, and the block of a unit. */
+FEW unsigned few_first_of(const few_cut *c, unsigned block)
+{
+    return block * c->share + min(block, c->extra);
+}
+
+FEW unsigned few_block_of(const few_cut *c, unsigned unit)
+{
+    unsigned larger = c->extra * (c->share + 1);
+    return unit < larger ? unit / (c->share + 1) : c->extra + (unit - larger) / c->share;
+}
+
+/* A place among the units: unit `first` of a tile. */
+typedef struct few_place {
+    few_sequence sequence;
+    few_tile tile;
+    int b, head, index; /* the tile */
+    unsigned first;
+} few_place;
+
+/* Where unit `unit` is: one that exists. */
+FEW few_place few_find(const few_params *p, unsigned unit)
+{
+    few_place at;
+    at.b = 0;
+    if (few_fixed(p)) {
+        unsigned units = few_sequence_units(p, 0);
+        at.b = (int)(unit / units);
+        unit -= (unsigned)at.b * units;
+    } else {
+        for (unsigned past = 0; past == 0; at.b += past == 0 ? 32 : __ffs((int)past) - 1) {
+            int b = at.b + (int)(threadIdx.x % 32);
+            unsigned units = b < p->batch ? few_sequence_units(p, b) : 0, upto = few_running_sum(units);
+            past = __ballot_sync(~0u, upto > unit);
+            unit -= past == 0 ? __shfl_sync(~0u, upto, 31) : __shfl_sync(~0u, upto - units, __ffs((int)past) - 1);
+        }
+    }
+    at.sequence = few_sequence_of(p, at.b);
+    unsigned head = few_head_units(p, &at.sequence, at.sequence.tiles);
+    at.head = (int)(unit / head);
+    unit -= (unsigned)at.head * head;
+    at.index = 0;
+    at.tile = few_tile_of(p, &at.sequence, 0);
+    while (unit >= at.tile.units) {
+        unit -= at.tile.units;
+        at.tile = few_tile_of(p, &at.sequence, ++at.index);
+    }
+    at.first = unit;
+    return at;
+}
+
+/* ---- a block's share ---- */
+
+typedef struct few_share {
+    few_place at;
+    unsigned last, left; /* units of the tile, the last not included; of the share from at.first on */
+} few_share;
+
+/* False if this block has none. */
+FEW bool few_share_first(const few_params *p, few_share *c)
+{
+    few_cut cut = few_cut_of(p);
+    if (blockIdx.x >= cut.blocks || cut.total == 0) {
         return false;
     }
-    few_share_find(p, c);
+    c->at = few_find(p, few_first_of(&cut, blockIdx.x));
+    c->left = cut.share + (blockIdx.x < cut.extra);
+    c->last = min(c->at.tile.units, c->at.first + c->left);
     return true;
 }
 
-/*
- * This block's share; false if it has none.  All lanes of a warp work it out together: each sums the units of a run
- * of sequences, then the run that the share begins in is looked through.
- */
-FEW bool few_share_first(const few_params *p, few_share *c)
+/* Goes on to the next tile that has units; false when nothing is left of the share.  By any thread alone. */
+FEW bool few_share_next(const few_params *p, few_share *c)
 {
-    int lane = (int)(threadIdx.x % 32), run = (p->batch + 31) / 32, end = min(p->batch, (lane + 1) * run);
-    int64_t sum = 0;
-    for (int b = lane * run; b < end; b++) {
-        sum += few_sequence_units(p, b);
-    }
-    int64_t upto = few_running_sum(sum);
-    c->total = __shfl_sync(~0u, upto, 31);
-    c->count = min((int64_t)gridDim.x, max((int64_t)1, c->total / FEW_LEAST));
-    if (blockIdx.x >= c->count || c->total == 0) {
+    few_place *at = &c->at;
+    c->left -= c->last - at->first;
+    if (c->left == 0) {
         return false;
     }
-    c->at = blockIdx.x * c->total / c->count;
-    c->left = (blockIdx.x + 1) * c->total / c->count - c->at;
-    int owner = __ffs((int)__ballot_sync(~0u, upto > c->at)) - 1;
-    int64_t before = __shfl_sync(~0u, upto - sum, owner);
-    c->b = owner * run;
-    for (;; c->b += 32) {
-        int64_t units = c->b + lane < min(p->batch, (owner + 1) * run) ? few_sequence_units(p, c->b + lane) : 0;
-        upto = few_running_sum(units);
-        unsigned past = __ballot_sync(~0u, before + upto > c->at);
-        if (past != 0) {
-            int found = __ffs((int)past) - 1;
-            c->b += found;
-            before += __shfl_sync(~0u, upto - units, found);
-            break;
+    do {
+        if (++at->index >= at->sequence.tiles) {
+            at->index = 0;
+            if (++at->head >= p->heads_kv) {
+                at->head = 0;
+                do {
+                    at->sequence = few_sequence_of(p, ++at->b);
+                } while (at->sequence.tiles == 0);
+            }
         }
-        before += __shfl_sync(~0u, upto, 31);
-    }
-    c->sequence = few_sequence_of(p, c->b);
-    int64_t head = few_head_units(p, &c->sequence), rest = c->at - before;
-    c->head = (int)(rest / head);
-    rest %= head;
-    c->index = 0;
-    c->tile = few_tile_of(p, &c->sequence, 0);
-    while (rest >= c->tile.units) {
-        rest -= c->tile.units;
-        c->tile = few_tile_of(p, &c->sequence, ++c->index);
-    }
-    c->first = (int)rest;
-    few_share_clip(c);
+        at->tile = few_tile_of(p, &at->sequence, at->index);
+    } while (at->tile.units == 0);
+    at->first = 0;
+    c->last = min(at->tile.units, c->left);
     return true;
 }
 
@@ -232,6 +265,24 @@ FEW few_end few_end_of(const few_params *p, float most, float sum, const float *
 FEW int64_t few_offset(const few_tensor *t, const few_sequence *s, int b, int64_t head, int64_t token)
 {
     return b * t->batch + head * t->head + (s->q0 + token) * t->token;
+}
+
+/* Row `row` of a tile: its query head and token, where its o begins, and its lse, which may be NULL. */
+typedef struct few_row {
+    int head, token;
+    int64_t o;
+    float *lse;
+} few_row;
+
+FEW few_row few_row_of(const few_params *p, const few_sequence *s, int b, int kv_head, int index, int row)
+{
+    int in_head = index * FEW_ROWS + row;
+    few_row r;
+    r.token = in_head / p->group;
+    r.head = kv_head * p->group + in_head - r.token * p->group;
+    r.o = few_offset(&p->o, s, b, r.head, r.token);
+    r.lse = p->lse.data == nullptr ? nullptr : (float *)p->lse.data + few_offset(&p->lse, s, b, r.head, r.token);
+    return r;
 }
 
 /* Two neighbours of a row of o, at `offset` from its begin. */

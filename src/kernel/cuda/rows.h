@@ -8,5 +8,7 @@
 #include "kernel/cuda/cuda.h"
 
 extern const attn__cuda_kernel attn__cuda_few_sm90;
+extern const attn__cuda_kernel attn__cuda_kernel_fma, attn__cuda_kernel_tf32x3; /* fma_launch.c */
+extern const attn__cuda_kernel attn__cuda_flash_sm90;
 
 #endif

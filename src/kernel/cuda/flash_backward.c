@@ -1,0 +1,322 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_backward.c - gradients on Hopper: three kernels on one stream.
+ *
+ * METHOD.  flash_backward_before makes delta and the scaled lse and zeroes the sum of dQ; flash_backward (by tiles of
+ * keys) adds to that sum and writes dK and dV; flash_backward_after rounds dQ.  The main kernel takes one block a
+ * multiprocessor, and its blocks fetch tiles from a counter.
+ *
+ * COST.  Workspace: 4 bytes for each element of dQ with dims padded to 64, 128 or 256 and tokens to a tile, and
+ * 8 for each row.  Nothing grows like queries times keys.
+ */
+#include "kernel/cuda/flash_backward.h"
+
+#include <string.h>
+
+#include "kernel/cuda/driver.h"
+#include "kernel/cuda/flash_backward_params.h"
+
+enum { ALIGN = 256, ROW_THREADS = 256, MAIN_THREADS = 384, ROW_BLOCKS = 8, HEADS_IN_L2 = 24 << 20 };
+
+_Static_assert(sizeof(attn__backward_map) == sizeof(CUtensorMap), "a tensor map is opaque to the kernels");
+
+/* ---- shapes ---- */
+
+/* The three kernels of padded dims. */
+typedef struct variant {
+    int dim, queries, keys;
+    unsigned shared;
+    const char *image[2]; /* fp16, bf16 */
+} variant;
+
+static const variant variants[] = {
+    {64, ATTN__BACKWARD_QUERIES_64, ATTN__BACKWARD_KEYS_64, ATTN__BACKWARD_SHARED_64,
+     {"flash_backward_f16_64", "flash_backward_bf16_64"}},
+    {128, ATTN__BACKWARD_QUERIES_128, ATTN__BACKWARD_KEYS_128, ATTN__BACKWARD_SHARED_128,
+     {"flash_backward_f16_128", "flash_backward_bf16_128"}},
+    {256, ATTN__BACKWARD_QUERIES_256, ATTN__BACKWARD_KEYS_256, ATTN__BACKWARD_SHARED_256,
+     {"flash_backward_f16_256", "flash_backward_bf16_256"}},
+};
+
+static const variant *variant_of(const attn__cuda_call *call)
+{
+    int64_t dim = attn__max(call->dim_qk, call->dim_v);
+    return &variants[dim <= 64 ? 0 : dim <= 128 ? 1 : 2];
+}
+
+/* Tiles of queries of one head, all sequences.  A ragged batch rounds each sequence up, by less than one tile. */
+static int64_t slots_of(const attn__cuda_call *call, const variant *v)
+{
+    return call->cu_q != NULL ? call->total_q / v->queries + call->batch
+                              : attn__ceil_div(call->tokens_q, v->queries) * call->batch;
+}
+
+static bool aligned(const attn__cuda_tensor *t, size_t size)
+{
+    int64_t step = (int64_t)(16 / size);
+    return ((uintptr_t)t->data & 15) == 0 && t->batch % step == 0 && t->head % step == 0 && t->token % step == 0;
+}
+
+static bool input_fits(const attn__cuda_tensor *t)
+{
+    int64_t most = (int64_t)1 << 32; /* the copy engine's strides are below 2^40 bytes */
+    return aligned(t, 2) && t->batch >= 0 && t->head >= 0 && t->token >= 0 && t->batch < most * 64 &&
+           t->head < most * 64 && t->token < most;
+}
+
+static const char *shape_rejects(const attn__cuda_call *call)
+{
+    if (call->dim_qk % 8 != 0 || call->dim_v % 8 != 0 || call->dim_qk < 8 || call->dim_v < 8 ||
+        call->dim_qk > 256 || call->dim_v > 256) {
+        return "dims must be multiples of 8 up to 256";
+    }
+    if (call->tokens_q > ATTN__BACKWARD_TOKENS || call->tokens_kv > ATTN__BACKWARD_TOKENS ||
+        call->total_q > ATTN__BACKWARD_TOKENS || call->total_kv > ATTN__BACKWARD_TOKENS) {
+        return "at most 2^28 tokens";
+    }
+    if (call->shifted && (call->shift > ATTN__BACKWARD_TOKENS || call->shift < -ATTN__BACKWARD_TOKENS)) {
+        return "a shift of at most 2^28 tokens";
+    }
+    const variant *v = variant_of(call);
+    int64_t tiles = 0, pieces = 0;
+    if (!attn__mul(attn__ceil_div(call->tokens_kv, v->keys) * call->batch, call->heads_kv, &tiles) ||
+        !attn__mul(slots_of(call, v), call->heads_q, &pieces) || tiles > INT32_MAX / 2 || pieces > INT32_MAX / 2 ||
+        call->batch > INT32_MAX / 2) {
+        return "too many tiles: split the batch or the heads";
+    }
+    return NULL;
+}
+
+const char *attn__flash_backward_rejects(const attn__cuda_call *call)
+{
+    if (call->dtype != ATTN_BF16 && call->dtype != ATTN_F16) {
+        return "q, k, v and dout must be bf16 or fp16";
+    }
+    if (call->dtype_out != ATTN_F32 && call->dtype_out != call->dtype) {
+        return "gradients are fp32, or of the dtype of q, k and v";
+    }
+    if (!input_fits(&call->q) || !input_fits(&call->k) || !input_fits(&call->v) || !input_fits(&call->dout) ||
+        (call->delta.data == NULL && !aligned(&call->o, 2))) {
+        return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, heads "
+               "and tokens";
+    }
+    size_t size = attn_dtype_size(call->dtype_out);
+    if (!aligned(&call->dq, size) || !aligned(&call->dk, size) || !aligned(&call->dv, size)) {
+        return "dq, dk and dv must begin at a multiple of 16 bytes, and so must each of their batches, heads and "
+               "tokens";
+    }
+    return shape_rejects(call);
+}
+
+/* ---- the workspace ---- */
+
+/* Where its parts begin. */
+typedef struct layout {
+    size_t minus_lse, delta, turns, next, bytes; /* the sum of dQ is first */
+} layout;
+
+static size_t part(size_t *end, int64_t count)
+{
+    size_t begin = *end;
+    *end += ((size_t)count * 4 + ALIGN - 1) / ALIGN * ALIGN;
+    return begin;
+}
+
+static layout layout_of(const attn__cuda_call *call)
+{
+    const variant *v = variant_of(call);
+    int64_t tiles = slots_of(call, v) * call->heads_q;
+    layout at;
+    size_t end = 0;
+    (void)part(&end, tiles * v->queries * v->dim);
+    at.minus_lse = part(&end, tiles * v->queries);
+    at.delta = part(&end, tiles * v->queries);
+    at.turns = part(&end, call->deterministic ? tiles * v->queries * v->dim / ATTN__BACKWARD_PIECE : 0);
+    at.next = part(&end, 1);
+    at.bytes = end;
+    return at;
+}
+
+size_t attn__flash_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    (void)device;
+    return layout_of(call).bytes;
+}
+
+/* ---- parameters ---- */
+
+/* Strides in bytes; a dimension of one element may have any, so it gets one that is fine. */
+static uint64_t stride_of(int64_t count, int64_t stride)
+{
+    return count > 1 ? (uint64_t)stride * 2 : 16;
+}
+
+static attn_status make_map(attn__backward_map *map, const attn__cuda_call *call, const attn__cuda_tensor *t,
+                            int64_t dim, int64_t heads, int64_t tokens, bool ragged, int rows, void *anything)
+{
+    uint64_t token = stride_of(2, t->token);
+    uint64_t far = (uint64_t)1 << 34;
+    cuuint64_t sizes[5] = {(cuuint64_t)dim, (cuuint64_t)attn__max(tokens, 1), (cuuint64_t)attn__max(heads, 1),
+                           (cuuint64_t)attn__max(call->batch, 1), 1};
+    cuuint64_t strides[4] = {token, stride_of(heads, t->head), stride_of(call->batch, t->batch), 16};
+    if (ragged) {
+        sizes[1] = ATTN__BACKWARD_RAGGED;
+        sizes[3] = sizes[4] = 0x7fff0000;
+        strides[2] = token;
+        strides[3] = far - token;
+    } else if (tokens <= 1) {
+        strides[0] = 512;
+    }
+    cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
+    CUtensorMap made;
+    ATTN__CUDA_TRY(attn__cuda.tensor_map(
+        &made, call->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5,
+        t->data != NULL ? t->data : anything, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
+    memcpy(map, &made, sizeof made);
+    return ATTN_OK;
+}
+
+static attn__backward_tensor tensor_of(const attn__cuda_tensor *t)
+{
+    return (attn__backward_tensor){.data = t->data, .batch = t->batch, .head = t->head, .token = t->token};
+}
+
+static int32_t side_of(int64_t tokens)
+{
+    return (int32_t)attn__max(attn__min(tokens, ATTN__BACKWARD_FAR), -ATTN__BACKWARD_FAR);
+}
+
+/* Heads whose tiles of keys take turns.  Under a causal band the first tiles of keys have the most queries: they
+ * come first, of as many heads as the L2 cache keeps in mind.  Else one head after the other. */
+static int32_t together_of(const attn__cuda_call *call, const variant *v)
+{
+    int64_t heads = call->batch * call->heads_kv;
+    if (call->right >= call->tokens_kv || heads == 0) {
+        return 1;
+    }
+    int64_t bytes = attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
+    return (int32_t)attn__max(attn__min(HEADS_IN_L2 / bytes, heads), 1);
+}
+
+static void fill_tensors(attn__backward_params *p, const attn__cuda_call *call)
+{
+    p->dq = tensor_of(&call->dq);
+    p->dk = tensor_of(&call->dk);
+    p->dv = tensor_of(&call->dv);
+    p->o_rows = tensor_of(&call->o);
+    p->dout_rows = tensor_of(&call->dout);
+    p->lse = tensor_of(&call->lse);
+    p->given_delta = tensor_of(&call->delta);
+    p->cu_q = call->cu_q;
+    p->cu_kv = call->cu_kv;
+}
+
+static void fill_workspace(attn__backward_params *p, const attn__cuda_call *call, char *workspace)
+{
+    layout at = layout_of(call);
+    p->dq_sum = (float *)(void *)workspace;
+    p->minus_lse = (float *)(void *)(workspace + at.minus_lse);
+    p->delta = (float *)(void *)(workspace + at.delta);
+    p->turns = call->deterministic ? (int32_t *)(void *)(workspace + at.turns) : NULL;
+    p->next = (int32_t *)(void *)(workspace + at.next);
+}
+
+static attn_status fill(attn__backward_params *p, const attn__cuda_call *call, void *workspace)
+{
+    const variant *v = variant_of(call);
+    memset(p, 0, sizeof *p);
+    fill_tensors(p, call);
+    fill_workspace(p, call, workspace);
+    p->scale = call->scale;
+    p->scale_log2 = call->scale * 1.4426950408889634F;
+    p->batch = (int32_t)call->batch;
+    p->heads_q = (int32_t)call->heads_q;
+    p->heads_kv = (int32_t)call->heads_kv;
+    p->group = (int32_t)(call->heads_q / attn__max(call->heads_kv, 1));
+    p->tokens_q = (int32_t)call->tokens_q;
+    p->tokens_kv = (int32_t)call->tokens_kv;
+    p->dim_qk = (int32_t)call->dim_qk;
+    p->dim_v = (int32_t)call->dim_v;
+    p->dim = v->dim;
+    p->left = side_of(call->left);
+    p->right = side_of(call->right);
+    p->shift = (int32_t)call->shift;
+    p->shifted = call->shifted;
+    p->tiles_q = (int32_t)attn__ceil_div(call->tokens_q, v->queries);
+    p->tiles_kv = (int32_t)attn__ceil_div(call->tokens_kv, v->keys);
+    p->slots = (int32_t)slots_of(call, v);
+    p->together = together_of(call, v);
+    p->tiles = (int32_t)(p->tiles_kv * call->batch * call->heads_kv);
+    p->accumulate = call->accumulate;
+    p->out_f32 = call->dtype_out == ATTN_F32;
+    bool ragged_q = call->cu_q != NULL, ragged_kv = call->cu_kv != NULL;
+    ATTN__TRY(make_map(&p->q, call, &call->q, call->dim_qk, call->heads_q, call->tokens_q, ragged_q, v->queries,
+                       workspace));
+    ATTN__TRY(make_map(&p->dout, call, &call->dout, call->dim_v, call->heads_q, call->tokens_q, ragged_q,
+                       v->queries, workspace));
+    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, ragged_kv, v->keys,
+                       workspace));
+    return make_map(&p->v, call, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, ragged_kv, v->keys,
+                    workspace);
+}
+
+/* ---- launches ---- */
+
+static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *call,
+                               const attn__cuda_device *device, const char *name, void *stream)
+{
+    CUfunction function;
+    const char *image = call->dtype == ATTN_F16 ? "flash_backward_f16_rows" : "flash_backward_bf16_rows";
+    ATTN__TRY(attn__cuda_function(&function, device, image, name, 0));
+    int64_t tiles = (int64_t)p->tiles_q * p->heads_q * p->batch;
+    int64_t most = call->sms > 0 ? call->sms : (int64_t)1 << 30;
+    attn__cuda_launch launch = {
+        .function = function,
+        .grid = {(unsigned)attn__max(attn__min(tiles, most), 1), 1, 1},
+        .block = ROW_THREADS,
+        .stream = stream,
+    };
+    void *arguments[] = {p};
+    return attn__cuda_enqueue(&launch, arguments);
+}
+
+static attn_status launch_main(attn__backward_params *p, const attn__cuda_call *call,
+                               const attn__cuda_device *device, void *stream)
+{
+    CUfunction function;
+    const variant *v = variant_of(call);
+    ATTN__TRY(
+        attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_backward", v->shared));
+    int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
+    attn__cuda_launch launch = {
+        .function = function,
+        .grid = {(unsigned)attn__min(p->tiles, sms), 1, 1},
+        .block = MAIN_THREADS,
+        .shared = v->shared,
+        .stream = stream,
+    };
+    void *arguments[] = {p};
+    return attn__cuda_enqueue(&launch, arguments);
+}
+
+static attn_status launch_all(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                              void *stream)
+{
+    attn__backward_params p;
+    ATTN__TRY(fill(&p, call, workspace));
+    ATTN__TRY(launch_rows(&p, call, device, "flash_backward_before", stream));
+    if (p.tiles > 0) {
+        ATTN__TRY(launch_main(&p, call, device, stream));
+    }
+    return call->dq.data == NULL ? ATTN_OK : launch_rows(&p, call, device, "flash_backward_after", stream);
+}
+
+attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                                 void *stream)
+{
+    ATTN__TRY(attn__cuda_enter(device));
+    attn_status status = launch_all(call, device, workspace, stream);
+    attn__cuda_leave();
+    return status;
+}

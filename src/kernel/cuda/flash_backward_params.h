@@ -1,0 +1,67 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_backward_params.h - what the launcher of the Hopper gradients hands to its kernels, in words that both
+ * C11 and nvcc read.
+ */
+#ifndef ATTN_FLASH_BACKWARD_PARAMS_H
+#define ATTN_FLASH_BACKWARD_PARAMS_H
+
+#include <stdint.h>
+
+/* A CUtensorMap, of which device code knows the address alone. */
+typedef struct attn__backward_map {
+    uint64_t opaque[16];
+} __attribute__((aligned(128))) attn__backward_map;
+
+/* Strides in elements, as in attn__cuda_tensor. */
+typedef struct attn__backward_tensor {
+    void *data;
+    int64_t batch, head, token;
+} attn__backward_tensor;
+
+enum {
+    /* dims padded to 64, 128, 256: queries and keys of a step of the main kernel */
+    ATTN__BACKWARD_QUERIES_64 = 128,
+    ATTN__BACKWARD_QUERIES_128 = 64,
+    ATTN__BACKWARD_QUERIES_256 = 64,
+    ATTN__BACKWARD_KEYS_64 = 128,
+    ATTN__BACKWARD_KEYS_128 = 128,
+    ATTN__BACKWARD_KEYS_256 = 64,
+    /* bytes of shared memory, as the kernels lay it out (they check it) */
+    ATTN__BACKWARD_SHARED_64 = 221184,
+    ATTN__BACKWARD_SHARED_128 = 221184,
+    ATTN__BACKWARD_SHARED_256 = 231424,
+    ATTN__BACKWARD_PIECE = 1024,     /* floats of dQ that a warp adds in one go: 16 rows, 64 columns */
+    ATTN__BACKWARD_TOKENS = 1 << 28, /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
+    ATTN__BACKWARD_FAR = 1 << 30,    /* an unbounded side of the band */
+    /*
+     * Ragged batches.  A token coordinate counts up to RAGGED, so that the copy engine itself puts zeros behind
+     * the end of a sequence: token i of a sequence of n that begins at token c is coordinates RAGGED - n + i,
+     * c + n and RAGGED along three dimensions of strides s, s and 2^34 - s: RAGGED * 2^34 = 2^64 is nothing.
+     */
+    ATTN__BACKWARD_RAGGED = 1 << 30,
+};
+
+typedef struct attn__backward_params {
+    attn__backward_map q, k, v, dout;
+    attn__backward_tensor dk, dv, dq, o_rows, dout_rows, lse, given_delta;
+    const int64_t *cu_q, *cu_kv;
+    /* by query head and tile of queries, tiles of all sequences in a row: */
+    float *minus_lse; /* - lse * log2(e), -inf where P is 0; in the order that the threads read it */
+    float *delta;     /* the same order */
+    float *dq_sum;    /* dQ / scale, as the accumulators lie in their threads */
+    int32_t *turns;   /* deterministic: of each piece of dQ, the tiles of keys that have added theirs; or NULL */
+    int32_t *next;    /* the next tile of keys that no block has taken */
+    float scale, scale_log2;
+    int32_t batch, heads_q, heads_kv, group; /* group = heads_q / heads_kv */
+    int32_t tokens_q, tokens_kv;             /* of a sequence, at most */
+    int32_t dim_qk, dim_v, dim;              /* dim: padded */
+    int32_t left, right, shift, shifted;     /* see cuda.h; sides at most FAR */
+    int32_t tiles_q, tiles_kv;               /* of a sequence, at most */
+    int32_t slots;                           /* tiles of queries of a head, all sequences */
+    int32_t together;                        /* heads whose tiles of keys take turns */
+    int32_t tiles;                           /* of keys, of all heads and sequences */
+    int32_t accumulate, out_f32;
+} attn__backward_params;
+
+#endif

@@ -1,0 +1,154 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_backward_rows.cuh - what comes before and after the gradients' main kernel.  Included by .cu files that
+ * set F16 for fp16.
+ *
+ * METHOD.  A block takes one tile of queries of one head after the other.  Before: delta = rowsum(dO * O), or the
+ * caller's, and - lse * log2(e), -inf where a row has no keys, both in the order in which the main kernel's
+ * threads read them; and zeroes the tile's sum of dQ.  After: the sum, which lies as the accumulators lay in
+ * their threads, times scale, goes to the rows of dQ.
+ *
+ * COST.  Memory alone: before, dO and O read and 4 bytes a dim written; after, these read and dQ written.
+ */
+#include "kernel/cuda/flash_backward_store.cuh"
+
+enum { ROW_THREADS = 256 };
+
+#define LOG2_E 1.4426950408889634F
+
+/* A tile of queries of one head. */
+typedef struct rows {
+    sequence s;
+    int batch, head, first;
+    int64_t slot;
+} rows;
+
+PTX_INLINE rows rows_of(const attn__backward_params *p, int64_t index, int queries)
+{
+    rows r;
+    int tile = (int)(index % p->tiles_q);
+    int64_t rest = index / p->tiles_q;
+    r.head = (int)(rest % p->heads_q);
+    r.batch = (int)(rest / p->heads_q);
+    sequence_of(&r.s, p, r.batch, queries);
+    r.first = tile * queries;
+    r.slot = (int64_t)r.head * p->slots + r.s.slot + tile;
+    return r;
+}
+
+PTX_INLINE int64_t row_offset(const attn__backward_tensor *t, const rows *r, int query)
+{
+    return r->batch * t->batch + r->head * t->head + ((int64_t)r->s.first_q + query) * t->token;
+}
+
+PTX_INLINE float dot_pairs(uint32_t a, uint32_t b)
+{
+    return unpack_low(a) * unpack_low(b) + unpack_high(a) * unpack_high(b);
+}
+
+/* The lanes of a row, a power of two, each have some of its columns. */
+PTX_INLINE float delta_of(const attn__backward_params *p, const rows *r, int query, int lane, int lanes)
+{
+    float sum = 0.0F;
+    if (query < r->s.queries && lane * 8 < p->dim_v) {
+        uint4 a = *(const uint4 *)((const uint16_t *)p->dout_rows.data + row_offset(&p->dout_rows, r, query) + lane * 8);
+        uint4 b = *(const uint4 *)((const uint16_t *)p->o_rows.data + row_offset(&p->o_rows, r, query) + lane * 8);
+        sum = dot_pairs(a.x, b.x) + dot_pairs(a.y, b.y) + dot_pairs(a.z, b.z) + dot_pairs(a.w, b.w);
+    }
+    for (int bit = lanes / 2; bit > 0; bit /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, bit);
+    }
+    return sum;
+}
+
+PTX_INLINE void store_statistics(const attn__backward_params *p, const rows *r, int row, int queries, float delta)
+{
+    int query = r->first + row;
+    float minus_lse = -INFINITY;
+    if (query < r->s.queries) {
+        float lse = ((const float *)p->lse.data)[row_offset(&p->lse, r, query)];
+        minus_lse = lse == -INFINITY ? -INFINITY : -lse * LOG2_E;
+        if (p->given_delta.data != nullptr) {
+            delta = ((const float *)p->given_delta.data)[row_offset(&p->given_delta, r, query)];
+        }
+        delta = lse == -INFINITY ? 0.0F : delta;
+    }
+    int64_t place = r->slot * queries + statistic_place(row);
+    p->minus_lse[place] = minus_lse;
+    p->delta[place] = query < r->s.queries ? delta : 0.0F;
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    flash_backward_before(const __grid_constant__ attn__backward_params p)
+{
+    int queries = p.dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
+    int lanes = p.dim / 8;
+    int lane = (int)threadIdx.x % lanes;
+    int64_t tiles = (int64_t)p.tiles_q * p.heads_q * p.batch;
+    if (blockIdx.x == 0 && threadIdx.x == 0) {
+        *p.next = 0;
+    }
+    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+        rows r = rows_of(&p, index, queries);
+        if (r.first >= r.s.queries) {
+            continue;
+        }
+        float4 *sum = (float4 *)(p.dq_sum + r.slot * queries * p.dim);
+        for (int i = (int)threadIdx.x; i < queries * p.dim / 4; i += ROW_THREADS) {
+            sum[i] = make_float4(0.0F, 0.0F, 0.0F, 0.0F);
+        }
+        int pieces = queries * p.dim / ATTN__BACKWARD_PIECE;
+        if (p.turns != nullptr && (int)threadIdx.x < pieces) {
+            p.turns[r.slot * pieces + threadIdx.x] = 0;
+        }
+        /* all loads of 4 rows before the first is waited for */
+#pragma unroll 4
+        for (int i = 0; i < queries * lanes / ROW_THREADS; i++) {
+            int row = (i * ROW_THREADS + (int)threadIdx.x) / lanes;
+            float delta = p.given_delta.data == nullptr ? delta_of(&p, &r, r.first + row, lane, lanes) : 0.0F;
+            if (lane == 0) {
+                store_statistics(&p, &r, row, queries, delta);
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+    flash_backward_after(const __grid_constant__ attn__backward_params p)
+{
+    int queries = p.dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
+    int blocks = p.dim == 256 ? 16 : 8; /* of 8 columns, of a warp */
+    int64_t tiles = (int64_t)p.tiles_q * p.heads_q * p.batch;
+    for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
+        rows r = rows_of(&p, index, queries);
+        if (r.first >= r.s.queries) {
+            continue;
+        }
+        const float *sum = p.dq_sum + r.slot * queries * p.dim;
+        /* 8 rows by 8 columns, twice: a quad's 16 bytes each of the first 8 rows and of the 8 below */
+#pragma unroll 2
+        for (int i = (int)threadIdx.x; i < 8 * 8 * blocks; i += ROW_THREADS) {
+            int block = i % blocks, quad = i / blocks % 8, warp = i / blocks / 8;
+            const float4 *from = (const float4 *)sum + (warp * blocks + block) * 32 + quad * 4;
+            float x[16];
+#pragma unroll
+            for (int t = 0; t < 4; t++) {
+                float4 v = from[t];
+                x[2 * t] = v.x * p.scale;
+                x[2 * t + 1] = v.y * p.scale;
+                x[8 + 2 * t] = v.z * p.scale;
+                x[9 + 2 * t] = v.w * p.scale;
+            }
+            int row = warp % 4 * 16 + quad + (p.dim == 64 ? warp / 4 * 64 : 0);
+            int column = block * 8 + (p.dim == 64 ? 0 : warp / 4 * 8 * blocks);
+#pragma unroll
+            for (int half = 0; half < 2; half++) {
+                int query = r.first + row + 8 * half;
+                if (query < r.s.queries && column < p.dim_qk) {
+                    char *to = (char *)p.dq.data + row_offset(&p.dq, &r, query) * (p.out_f32 ? 4 : 2);
+                    store_row(&p, to, column, x + 8 * half);
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,101 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_backward_work.cuh - which part of the gradients is whose: sequences, tiles, the band.
+ */
+#ifndef ATTN_FLASH_BACKWARD_WORK_CUH
+#define ATTN_FLASH_BACKWARD_WORK_CUH
+
+#include "kernel/cuda/flash_backward_params.h"
+#include "kernel/cuda/ptx.cuh"
+
+/* One sequence: its lengths, where its queries' slots begin, its band [i + low, i + high] of keys of query i. */
+typedef struct sequence {
+    int queries, keys, slot, low, high;
+    int first_q, first_kv; /* tokens before it in a ragged batch; else 0 */
+} sequence;
+
+/* `s` lies in shared memory, or all its fields are asked for. */
+PTX_INLINE void sequence_of(sequence *s, const attn__backward_params *p, int batch, int tile_queries)
+{
+    int queries = p->tokens_q, keys = p->tokens_kv, slot = batch * p->tiles_q;
+    s->first_q = s->first_kv = 0;
+    if (p->cu_q != nullptr) {
+        int first = (int)p->cu_q[batch];
+        queries = (int)p->cu_q[batch + 1] - first;
+        slot = first / tile_queries + batch;
+        s->first_q = first;
+    }
+    if (p->cu_kv != nullptr) {
+        int first = (int)p->cu_kv[batch];
+        keys = (int)p->cu_kv[batch + 1] - first;
+        s->first_kv = first;
+    }
+    int shift = p->shifted ? p->shift : keys - queries;
+    s->queries = queries;
+    s->keys = keys;
+    s->slot = slot;
+    s->low = shift - p->left;
+    s->high = shift + p->right;
+}
+
+/* A tile of keys of one key head, and the tiles of queries that see any of it. */
+typedef struct work {
+    sequence s;
+    int batch, head, first_key; /* head: of keys */
+    int first, count;           /* tiles of queries; count 0: none sees it */
+} work;
+
+/* The thread that does this has few registers: what is done lies in shared memory. */
+PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int tile_keys, int tile_queries)
+{
+    int of_group = p->together * p->tiles_kv;
+    int group = tile / of_group;
+    int rest = tile - group * of_group;
+    int heads = min(p->together, p->batch * p->heads_kv - group * p->together);
+    int n = rest / heads;
+    int head = group * p->together + rest - n * heads;
+    w->first_key = n * tile_keys;
+    w->batch = head / p->heads_kv;
+    w->head = head - w->batch * p->heads_kv;
+    PTX_FORGET();
+    sequence_of(&w->s, p, w->batch, tile_queries);
+    PTX_FORGET();
+    int last_key = min(w->first_key + tile_keys, w->s.keys) - 1;
+    int from = max(0, w->first_key - w->s.high);
+    int to = min(w->s.queries - 1, last_key - w->s.low);
+    w->first = from / tile_queries;
+    w->count = to >= from && w->first_key < w->s.keys && w->s.low <= w->s.high ? to / tile_queries - w->first + 1 : 0;
+    PTX_FORGET();
+}
+
+/* Some of these queries may not see some of these keys, or there are fewer keys. */
+PTX_INLINE bool work_is_cut(const work *w, int first_query, int tile_keys, int tile_queries)
+{
+    int last_key = w->first_key + tile_keys - 1;
+    return last_key >= w->s.keys || last_key > first_query + w->s.high ||
+           w->first_key < first_query + tile_queries - 1 + w->s.low;
+}
+
+/* Coordinates of a token for the copy engine: see ATTN__BACKWARD_RAGGED. */
+typedef struct place {
+    int token, c3, c4;
+} place;
+
+PTX_INLINE place place_of(bool ragged, int batch, int first, int count, int token)
+{
+    place at;
+    at.token = ragged ? ATTN__BACKWARD_RAGGED - count + token : token;
+    at.c3 = ragged ? first + count : batch;
+    at.c4 = ragged ? ATTN__BACKWARD_RAGGED : 0;
+    return at;
+}
+
+/* Where column `query` of a tile lies in its row of statistics: a thread reads those of four of its columns,
+ * 8 i + 2 t + {0, 1} and 8 more, in one go. */
+PTX_INLINE int statistic_place(int query)
+{
+    int i = query >> 3, t = query >> 1 & 3;
+    return (i >> 1) * 16 + t * 4 + (i & 1) * 2 + (query & 1);
+}
+
+#endif

@@ -1,0 +1,213 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_forward.c - attention forward on Hopper: one kernel, no workspace.
+ */
+#include "kernel/cuda/flash_forward.h"
+
+#include <math.h>
+#include <string.h>
+
+#include "kernel/cuda/flash_forward_params.h"
+#include "kernel/cuda/map.h"
+
+enum { HEADS_IN_L2 = 32 << 20 };
+
+_Static_assert(sizeof(attn__forward_map) == sizeof(CUtensorMap), "a tensor map is opaque to the kernels");
+_Static_assert((int)ATTN__FORWARD_RAGGED == (int)ATTN__MAP_RAGGED, "one trick, one number");
+
+/* ---- shapes ---- */
+
+/* The kernel of padded dims, without and with a band. */
+typedef struct variant {
+    int rows, keys;
+    unsigned threads, shared;
+    const char *image[2]; /* fp16, bf16 */
+} variant;
+
+static const variant variants[3][2] = {
+    {{ATTN__FORWARD_ROWS_64, ATTN__FORWARD_KEYS_64, 512, ATTN__FORWARD_SHARED_64,
+      {"flash_forward_f16_64", "flash_forward_bf16_64"}},
+     {ATTN__FORWARD_ROWS_64, ATTN__FORWARD_KEYS_64, 512, ATTN__FORWARD_SHARED_64,
+      {"flash_forward_f16_64", "flash_forward_bf16_64"}}},
+    {{ATTN__FORWARD_ROWS_128, ATTN__FORWARD_KEYS_128, 384, ATTN__FORWARD_SHARED_128,
+      {"flash_forward_f16_128", "flash_forward_bf16_128"}},
+     {ATTN__FORWARD_ROWS_128, ATTN__FORWARD_KEYS_128_BAND, 384, ATTN__FORWARD_SHARED_128_BAND,
+      {"flash_forward_f16_128_band", "flash_forward_bf16_128_band"}}},
+    {{ATTN__FORWARD_ROWS_256, ATTN__FORWARD_KEYS_256, 384, ATTN__FORWARD_SHARED_256,
+      {"flash_forward_f16_256", "flash_forward_bf16_256"}},
+     {ATTN__FORWARD_ROWS_256, ATTN__FORWARD_KEYS_256, 384, ATTN__FORWARD_SHARED_256,
+      {"flash_forward_f16_256", "flash_forward_bf16_256"}}},
+};
+
+/* Is every key visible to every query? */
+static bool is_full(const attn__cuda_call *call)
+{
+    return call->left == attn__unbounded && call->right == attn__unbounded;
+}
+
+static const variant *variant_of(const attn__cuda_call *call)
+{
+    const int64_t dim = attn__max(call->dim_qk, call->dim_v);
+    return &variants[dim <= 64 ? 0 : dim <= 128 ? 1 : 2][is_full(call) ? 0 : 1];
+}
+
+static int64_t tiles_q(const attn__cuda_call *call)
+{
+    return attn__ceil_div(call->tokens_q, variant_of(call)->rows);
+}
+
+static const char *shape_rejects(const attn__cuda_call *call)
+{
+    const int64_t most = ATTN__FORWARD_TOKENS;
+    int64_t tiles = 0;
+    if (call->dim_qk % 8 != 0 || call->dim_v % 8 != 0 || call->dim_qk > 256 || call->dim_v > 256) {
+        return "takes dims that are multiples of 8 up to 256";
+    }
+    if (call->tokens_q > most || call->tokens_kv > most || call->total_q > most || call->total_kv > most) {
+        return "takes at most 2^28 tokens";
+    }
+    if (call->shifted && (call->shift > most || call->shift < -most)) {
+        return "takes a shift of at most 2^28 tokens";
+    }
+    if (!attn__mul(tiles_q(call) * call->batch, call->heads_q, &tiles) || tiles > INT32_MAX / 2) {
+        return "has too many tiles: split the batch or the heads";
+    }
+    return NULL;
+}
+
+const char *attn__flash_forward_rejects(const attn__cuda_call *call)
+{
+    if (call->dtype != ATTN_BF16 && call->dtype != ATTN_F16) {
+        return "takes bf16 and fp16";
+    }
+    if (call->dtype_out != ATTN_F32 && call->dtype_out != call->dtype) {
+        return "gives o in fp32 or in the dtype of q, k and v";
+    }
+    return shape_rejects(call);
+}
+
+size_t attn__flash_forward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    (void)call, (void)device;
+    return 0;
+}
+
+/* ---- parameters ---- */
+
+static int32_t side_of(int64_t tokens)
+{
+    return (int32_t)attn__min(tokens, ATTN__FORWARD_FAR);
+}
+
+/* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many heads
+ * as the L2 cache has room for the keys and values of. */
+static int32_t together_of(const attn__cuda_call *call)
+{
+    const int64_t planes = call->batch * call->heads_q, group = call->heads_q / call->heads_kv;
+    const int64_t bytes = attn__max(call->tokens_kv, 1) * (call->dim_qk + call->dim_v) * 2;
+    if (call->right >= call->tokens_kv) {
+        return 0;
+    }
+    return (int32_t)attn__max(1, attn__min(HEADS_IN_L2 / bytes * group, planes));
+}
+
+static attn__forward_tensor tensor_of(const attn__cuda_tensor *t)
+{
+    return (attn__forward_tensor){.data = t->data, .batch = t->batch, .head = t->head, .token = t->token};
+}
+
+static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *call)
+{
+    const variant *v = variant_of(call);
+    const bool ragged = call->cu_q != NULL;
+    CUtensorMap q, k, value;
+    ATTN__TRY(attn__cuda_map(&q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q, call->batch, ragged,
+                             v->rows, call->o.data));
+    ATTN__TRY(attn__cuda_map(&k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, call->batch,
+                             ragged, v->keys, call->o.data));
+    ATTN__TRY(attn__cuda_map(&value, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, call->batch,
+                             ragged, v->keys, call->o.data));
+    memcpy(&p->q, &q, sizeof q);
+    memcpy(&p->k, &k, sizeof k);
+    memcpy(&p->v, &value, sizeof value);
+    return ATTN_OK;
+}
+
+static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
+{
+    *p = (attn__forward_params){
+        .o = tensor_of(&call->o),
+        .lse = tensor_of(&call->lse),
+        .q_rows = tensor_of(&call->q),
+        .k_rows = tensor_of(&call->k),
+        .v_rows = tensor_of(&call->v),
+        .cu_q = call->cu_q,
+        .cu_kv = call->cu_kv,
+        .scale = fabsf(call->scale),
+        .scale_log2 = fabsf(call->scale) * 1.4426950408889634F,
+        .batch = (int32_t)call->batch,
+        .heads_q = (int32_t)call->heads_q,
+        .group = (int32_t)(call->heads_q / call->heads_kv),
+        .tokens_q = (int32_t)call->tokens_q,
+        .tokens_kv = (int32_t)call->tokens_kv,
+        .dim_qk = (int32_t)call->dim_qk,
+        .dim_v = (int32_t)call->dim_v,
+        .left = side_of(call->left),
+        .right = side_of(call->right),
+        .shift = (int32_t)call->shift,
+        .shifted = call->shifted,
+        .tiles_q = (int32_t)tiles_q(call),
+        .together = together_of(call),
+        .tiles = (int32_t)(tiles_q(call) * call->batch * call->heads_q),
+        .negate = call->scale < 0,
+        .out_f32 = call->dtype_out == ATTN_F32,
+        .merge = call->merge,
+    };
+    return fill_maps(p, call);
+}
+
+static attn_status check_arrays(const attn__cuda_call *call)
+{
+    const bool inputs = attn__cuda_map_fits(&call->q) && attn__cuda_map_fits(&call->k) && attn__cuda_map_fits(&call->v);
+    if (!inputs || !attn__cuda_aligned(&call->o, attn_dtype_size(call->dtype_out))) {
+        return attn__fail(ATTN_EUNSUPPORTED,
+                          "flash-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 bytes, and so "
+                          "must each of their batches, heads and tokens; copy them, or take the kernel fma-sm90");
+    }
+    return ATTN_OK;
+}
+
+/* ---- the launch ---- */
+
+static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *stream)
+{
+    const variant *v = variant_of(call);
+    const int sms = call->sms > 0 && call->sms < device->sms ? call->sms : device->sms;
+    attn__forward_params p;
+    CUfunction function;
+    ATTN__TRY(fill(&p, call));
+    if (p.tiles == 0) {
+        return ATTN_OK;
+    }
+    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward", v->shared));
+    const attn__cuda_launch one = {
+        .function = function,
+        .grid = {(unsigned)attn__min(p.tiles, sms), 1, 1},
+        .block = v->threads,
+        .shared = v->shared,
+        .stream = stream,
+    };
+    void *arguments[] = {&p};
+    return attn__cuda_enqueue(&one, arguments);
+}
+
+attn_status attn__flash_forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                                void *stream)
+{
+    (void)workspace;
+    ATTN__TRY(check_arrays(call));
+    ATTN__TRY(attn__cuda_enter(device));
+    attn_status status = launch(call, device, stream);
+    attn__cuda_leave();
+    return status;
+}

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* bf16, dims padded to 128. */
+#define HEAD_DIM 128
+#define KEYS     128
+#define SHARED   ATTN__FORWARD_SHARED_128
+#define TYPE     "bf16"
+#define pack     ptx_pack_bf16
+#define unpack   ptx_unpack_bf16
+#include "kernel/cuda/flash_forward.cuh"

@@ -1,0 +1,9 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* f16, dims padded to 256. */
+#define HEAD_DIM 256
+#define KEYS     80
+#define SHARED   ATTN__FORWARD_SHARED_256
+#define TYPE     "f16"
+#define pack     ptx_pack_f16
+#define unpack   ptx_unpack_f16
+#include "kernel/cuda/flash_forward.cuh"
