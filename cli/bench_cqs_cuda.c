@@ -27,8 +27,8 @@ static bool find_contestant(const char *name, contestant *who)
     return false;
 }
 
-/* The longest subsequence and the bound, from a plan that computes nothing. */
-static attn_status cut(const bench_case *c, int64_t *tokens, double *bound)
+/* The longest subsequence, from a plan that computes nothing. */
+static attn_status cut(const bench_case *c, int64_t *tokens)
 {
     const attn_options options = {.size = sizeof options, .workers = c->workers, .classic = c->classic};
     attn_summary summary = ATTN_INIT(attn_summary);
@@ -39,7 +39,6 @@ static attn_status cut(const bench_case *c, int64_t *tokens, double *bound)
     }
     if (status == ATTN_OK) {
         *tokens = (int64_t)summary.subsequence.max;
-        *bound = summary.cells_worker.max > 0 ? (double)summary.cells / summary.cells_worker.max : 0;
     }
     attn_plan_destroy(plan);
     return status;
@@ -63,14 +62,16 @@ bench_result bench_run_cuda(const bench_case *c)
         snprintf(r.text, sizeof r.text, "there is no such kernel for a GPU");
         return r;
     }
-    if (cut(c, &tokens, &r.bound) != ATTN_OK) {
+    if (cut(c, &tokens) != ATTN_OK) {
         snprintf(r.text, sizeof r.text, "%s", attn_last_error());
         return r;
     }
+    const double share = (double)tokens / (double)c->problem.tokens_q;
     a.c.problem.tokens_q = a.c.problem.tokens_kv = tokens;
     a.c.problem.dtype_out = c->problem.dtype;
     const attention_result m = attention_measure(&a);
     r.status = m.status;
+    r.bound = 1 / (share * share);
     r.longest = m.time.median;
     r.deviation = m.time.std;
     r.all = m.turns;
