@@ -7,7 +7,7 @@
 # ptxas tells of spilled registers and of wgmma and setmaxnreg that it gave up on (C7508 to C7515) as mere
 # information; here they are errors.
 execute_process(
-    COMMAND ${NVCC} -cubin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -lineinfo -Werror all-warnings
+    COMMAND ${NVCC} -cubin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Werror all-warnings
             -Xptxas -v -I ${INCLUDE} -MD -MF ${DEPFILE} -MT ${OUTPUT} -o ${OUTPUT} ${SOURCE}
     RESULT_VARIABLE result
     OUTPUT_VARIABLE text

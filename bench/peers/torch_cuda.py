@@ -216,6 +216,12 @@ class Meter:
                 self.samples.append((clock.value, power.value / 1000))
             time.sleep(0.01)
 
+    def driver(self):
+        text = ctypes.create_string_buffer(80)
+        if self.library is None or self.library.nvmlSystemGetDriverVersion(text, len(text)) != 0:
+            return "-"
+        return text.value.decode()
+
     def figures(self):
         """Of the time since the last call of this: median clock, median power."""
         taken, self.samples = self.samples, []
@@ -350,7 +356,7 @@ def by_autograd(case, tensors):
 def overhead(options):
     """Microseconds of the host for one call, of a problem so small that the GPU never makes it wait."""
     case = {
-        "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1, "tokens": 64,
+        "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1, "tokens": 256,
         "dim": 64
     }
     print("host's time of one call, microseconds: median and least of 20 batches of 100")
@@ -374,11 +380,11 @@ def overhead(options):
             print(f"{kind:9} {name:10} {text}")
 
 
-def about(options):
+def about(options, meter):
     cudnn = torch.backends.cudnn.version() or 0
     return {
         "date": datetime.date.today().isoformat(),
-        "GPU": torch.cuda.get_device_name(),
+        "GPU": f"{torch.cuda.get_device_name()}, driver {meter.driver()}",
         "ours": f"attn {attn.version()}, {attn.library()}",
         "peers": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn // 10000}."
                  f"{cudnn // 100 % 100}.{cudnn % 100}, and FlashAttention-2 as PyTorch has it",
@@ -397,8 +403,8 @@ def main():
     if options.overhead:
         overhead(options)
         return 0
-    report = Report(options.format, about(options), COLUMNS)
     meter = Meter()
+    report = Report(options.format, about(options, meter), COLUMNS)
     for case in cases(options):
         report.add(measure(case, options, meter))
     return report.finish()

@@ -20,7 +20,7 @@ const char *attn_device_name(attn_device device)
 
 static attn__cuda_tensor dense(int64_t heads, int64_t tokens, int64_t dim)
 {
-    static _Alignas(256) char there; /* nobody reads what a plan's tensors point to */
+    static _Alignas(256) char there; /* nobody reads it, but rows may look how it is aligned */
     return (attn__cuda_tensor){&there, heads * tokens * dim, tokens * dim, dim};
 }
 

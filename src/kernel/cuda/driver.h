@@ -37,6 +37,8 @@
     X(memory_info, cuMemGetInfo)                                                                             \
     X(host_alloc, cuMemAllocHost)                                                                            \
     X(host_free, cuMemFreeHost)                                                                              \
+    X(copy_to_device, cuMemcpyHtoDAsync)                                                                     \
+    X(copy_to_host, cuMemcpyDtoHAsync)                                                                       \
     X(copy, cuMemcpyAsync)                                                                                   \
     X(stream_create, cuStreamCreate)                                                                         \
     X(stream_destroy, cuStreamDestroy)                                                                       \

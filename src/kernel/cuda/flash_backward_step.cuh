@@ -26,41 +26,40 @@ PTX_INLINE uint32_t ring_before(const ring *r)
 
 PTX_INLINE void load_panels(uint32_t to, const attn__backward_map *map, uint32_t barrier, int panel, place at, int head)
 {
-#pragma unroll
+#pragma unroll PANELS <= 2 ? PANELS : 1
     for (int i = 0; i < PANELS; i++) {
         ptx_load_tile_5d(to + i * panel, map, barrier, 64 * i, at.token, head, at.c3, at.c4);
     }
 }
 
 /* The tiles of queries of one query head that see this tile of keys. */
-PTX_INLINE void load_head(const attn__backward_params *p, shared_memory *m, int head, ring *q, uint32_t *o)
+PTX_INLINE void load_head(const attn__backward_params *p, shared_memory *m, int head, uint32_t *n)
 {
     const work *w = &m->w;
     place at = place_of(p->cu_q != nullptr, w->batch, w->s.first_q, w->s.queries, w->first * QUERIES);
     int slot = head * p->slots + w->s.slot + w->first;
 #pragma unroll 1
     for (int end = slot + w->count; slot < end; slot++, at.token += QUERIES) {
-        uint32_t barrier = ptx_shared(&m->q_full[q->stage]);
-        ptx_barrier_wait(ptx_shared(&m->q_empty[q->stage]), q->parity ^ 1);
+        uint32_t stage = *n % Q_STAGES;
+        uint32_t barrier = ptx_shared(&m->q_full[stage]);
+        ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), (*n / Q_STAGES & 1) ^ 1);
         ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
-        load_panels(ptx_shared(m->q[q->stage]), &p->q, barrier, QUERY_PANEL, at, head);
-        ptx_load_bulk(ptx_shared(m->minus_lse[q->stage]), p->minus_lse + (int64_t)slot * QUERIES, QUERIES * 4,
+        load_panels(ptx_shared(m->q[stage]), &p->q, barrier, QUERY_PANEL, at, head);
+        ptx_load_bulk(ptx_shared(m->minus_lse[stage]), p->minus_lse + (int64_t)slot * QUERIES, QUERIES * 4,
                       barrier);
-        uint32_t stage = *o % O_STAGES;
+        stage = *n % O_STAGES;
         barrier = ptx_shared(&m->o_full[stage]);
-        ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), (*o / O_STAGES & 1) ^ 1);
+        ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), (*n / O_STAGES & 1) ^ 1);
         ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
         load_panels(ptx_shared(m->dout[stage]), &p->dout, barrier, QUERY_PANEL, at, head);
         ptx_load_bulk(ptx_shared(m->delta[stage]), p->delta + (int64_t)slot * QUERIES, QUERIES * 4, barrier);
-        ring_step(q);
-        *o += 1;
+        *n += 1;
     }
 }
 
 PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
 {
-    ring q = {0, 0};
-    uint32_t o = 0, parity = 0, barrier = ptx_shared(&m->keys_full);
+    uint32_t n = 0, parity = 0, barrier = ptx_shared(&m->keys_full);
     ptx_prefetch_map(&p->q);
     ptx_prefetch_map(&p->k);
     ptx_prefetch_map(&p->v);
@@ -81,7 +80,7 @@ PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
             int head = w->head * p->group;
 #pragma unroll 1
             for (int end = head + p->group; head < end; head++) {
-                load_head(p, m, head, &q, &o);
+                load_head(p, m, head, &n);
             }
         }
         tile = atomicAdd(p->next, 1) + (int)gridDim.x;

@@ -185,11 +185,11 @@ static __device__ __forceinline__ place place_of_queries(void)
 }
 
 /* dV += P^T dO, or dK += dS^T Q */
-static __device__ __forceinline__ void add_keys(float *sum, const char *rows)
+static __device__ __forceinline__ void add_keys(float *sum, int rows)
 {
     const int thread = ptx_thread_signed(), warp = thread / 32;
-    fma_columns_columns(sum, 8, 8, shared + AT_P + warp % K_DOWN * 128, 16 * fma_ty(thread % 32), CELLS,
-                        rows + warp / K_DOWN * 256, 16 * fma_tx(thread % 32), ROW, BLOCK_Q / 4);
+    fma_columns_columns(sum, 8, 8, shared, AT_P + warp % K_DOWN * 128 + 16 * fma_ty(thread % 32), CELLS,
+                        rows + warp / K_DOWN * 256 + 16 * fma_tx(thread % 32), ROW, BLOCK_Q / 4);
 }
 
 /* dS K, of this thread's part of the keys */
@@ -200,9 +200,9 @@ static __device__ __forceinline__ void make_queries(float *sum)
     for (int i = 0; i < 8 * Q_COLUMNS; i++) {
         sum[i] = 0.0f;
     }
-    fma_rows_columns(sum, 8, Q_COLUMNS, shared + AT_P + at.part * (CELLS / PARTS) + at.row * CELLS, fma_chunk(at.row, 0),
-                     CELLS, shared + AT_K + at.part * (BLOCK_K / PARTS) * ROW + at.column * 4, 16 * at.tx, ROW,
-                     BLOCK_K / PARTS / 4);
+    fma_rows_columns(sum, 8, Q_COLUMNS, shared, AT_P + at.part * (CELLS / PARTS) + at.row * CELLS + fma_chunk(at.row, 0),
+                     CELLS, AT_K + at.part * (BLOCK_K / PARTS) * ROW + at.column * 4 + 16 * at.tx, ROW,
+                     BLOCK_K / PARTS / 4, 1, false);
 }
 
 /* A warp's 32 keys x 64 dims of dK or dV to a tile. */
@@ -216,7 +216,7 @@ static __device__ __forceinline__ void stage_keys(char *tile, const float *sum, 
         for (int j = 0; j < 8; j += 4) {
             const float *x = sum + i * 8 + j;
             *(float4 *)(to + FMA_ROW(i) * ROW + j / 4 * 128) =
-                make_float4(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
+                make_float4(x[1] * scale, x[0] * scale, x[3] * scale, x[2] * scale);
         }
     }
 }
@@ -230,7 +230,7 @@ static __device__ __forceinline__ void put_keys(const attn__fma_backward *p, con
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows * chunks; i += THREADS) {
         const int row = i / chunks, column = i % chunks * 4;
-        float4 x = fma_at(tile, row * ROW + column * 4);
+        float4 x = fma_swap(fma_at(tile, row * ROW + column * 4));
         if (mended) {
             float *y = &x.x;
             for (int c = 0; c < 4 && column + c < dim; c++) {
@@ -293,9 +293,9 @@ static __device__ __forceinline__ void add_queries(const attn__fma_backward *p, 
     }
 }
 
-static __device__ __forceinline__ void clean(char *tile, const int rows, int *cleaned)
+static __device__ __forceinline__ void clean(char *tile, const int rows, float *marks, int *cleaned)
 {
-    if (fma_clean(tile, rows, HEAD_DIM, THREADS)) {
+    if (fma_clean(tile, rows, HEAD_DIM, marks, THREADS)) {
         *cleaned = 1;
     }
 }
@@ -320,17 +320,19 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
         ptx_copy_commit();
         load_rows(p, it, 0);
         PTX_COPY_WAIT(0);
-        clean(shared + AT_K, BLOCK_K, &it->cleaned_k);
+        clean(shared + AT_K, BLOCK_K, NULL, &it->cleaned_k);
+        fma_swap_own(shared + AT_K, BLOCK_K, HEAD_DIM, 1.0f, THREADS);
+        fma_swap_own(shared + AT_V, BLOCK_K, HEAD_DIM, 1.0f, THREADS);
     }
     for (int step = 0; step < it->steps; step++) {
         const fma_band band = fma_band_of(&it->s, step_tile(it, step) * BLOCK_Q, it->key);
-        const float *lse = (const float *)(shared + AT_ROWS) + step % 2 * 2 * BLOCK_Q, *delta = lse + BLOCK_Q;
+        float *lse = (float *)(shared + AT_ROWS) + step % 2 * 2 * BLOCK_Q, *delta = lse + BLOCK_Q;
         PTX_COPY_WAIT(0);
         __syncthreads(); /* Q, dO and their rows are there */
         const bool partial = it->dead[step % 2] || !fma_all(&band, 0, BLOCK_Q - 1, BLOCK_K);
         if (partial) {
-            clean(shared + AT_Q, BLOCK_Q, &it->cleaned_q);
-            clean(shared + AT_DOUT, BLOCK_Q, &it->cleaned_dout);
+            clean(shared + AT_Q, BLOCK_Q, NULL, &it->cleaned_q);
+            clean(shared + AT_DOUT, BLOCK_Q, delta, &it->cleaned_dout);
             __syncthreads();
         }
         if (threadIdx.x == 0) {
@@ -348,8 +350,8 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
             for (int i = 0; i < S_ROWS * S_COLUMNS; i++) {
                 sum[i] = 0.0f;
             }
-            fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared + AT_Q + s_row * ROW, fma_chunk(s_row, 0), ROW,
-                          shared + AT_K + (s_column + 4 * tx) * ROW, fma_chunk(4 * tx, 0), ROW, (dim_qk + 7) / 8 * 2);
+            fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared, AT_Q + s_row * ROW + fma_chunk(s_row, 0), ROW,
+                          AT_K + (s_column + 4 * tx) * ROW + fma_chunk(4 * tx, 0), ROW, (dim_qk + 7) / 8 * 2);
 #pragma unroll
             for (int i = 0; i < S_ROWS; i++) {
                 const int row = s_row + FMA_ROW(i);
@@ -372,7 +374,7 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
         }
         __syncthreads(); /* P is there */
         if (p->dv.data) {
-            add_keys(dv, shared + AT_DOUT);
+            add_keys(dv, AT_DOUT);
         }
         if (ptx_thread_signed() / 32 < S_WARPS) {
             const place at = place_of_scores();
@@ -381,8 +383,8 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
             for (int i = 0; i < S_ROWS * S_COLUMNS; i++) {
                 sum[i] = 0.0f;
             }
-            fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared + AT_DOUT + s_row * ROW, fma_chunk(s_row, 0), ROW,
-                          shared + AT_V + (s_column + 4 * tx) * ROW, fma_chunk(4 * tx, 0), ROW, (dim_v + 7) / 8 * 2);
+            fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared, AT_DOUT + s_row * ROW + fma_chunk(s_row, 0), ROW,
+                          AT_V + (s_column + 4 * tx) * ROW + fma_chunk(4 * tx, 0), ROW, (dim_v + 7) / 8 * 2);
         }
         __syncthreads(); /* P and dO are not needed any more */
         const bool next = step + 1 < it->steps;
@@ -421,7 +423,7 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
         }
         __syncthreads(); /* dS is there */
         if (p->dk.data) {
-            add_keys(dk, shared + AT_Q);
+            add_keys(dk, AT_Q);
         }
         if (p->dq.data) {
             make_queries(sum);

@@ -50,6 +50,11 @@ static __device__ __forceinline__ int work_row(void)
     return ptx_thread_signed() / 32 / SHARES * WARP_ROWS;
 }
 
+static __device__ __forceinline__ void prepare_queries(char *tile, float factor)
+{
+    fma_swap_own(tile, BLOCK_Q, HEAD_DIM, factor, THREADS);
+}
+
 static __device__ __forceinline__ void work_begin(work *w)
 {
 #pragma unroll
@@ -108,8 +113,8 @@ static __device__ __forceinline__ void hide(float *s, const fma_band *band, int 
 static __device__ __forceinline__ void work_scores(work *w, scores *weights, const fma_band *band, bool partial, int dim)
 {
     const int lane = ptx_thread_signed() % 32, tx = fma_tx(lane), row = work_row() + 4 * fma_ty(lane);
-    fma_rows_rows(weights->s, ROWS, COLUMNS, shared + AT_Q + row * ROW, fma_chunk(row, 0), ROW,
-                  shared + AT_K + 4 * tx * ROW, fma_chunk(4 * tx, 0), ROW, (dim + 7) / 8 * 2);
+    fma_rows_rows(weights->s, ROWS, COLUMNS, shared, AT_Q + row * ROW + fma_chunk(row, 0), ROW,
+                  AT_K + 4 * tx * ROW + fma_chunk(4 * tx, 0), ROW, (dim + 7) / 8 * 2);
     if (partial) {
         hide(weights->s, band, row, tx);
     }
@@ -121,19 +126,18 @@ static __device__ __forceinline__ void work_values(work *w, const scores *weight
 {
     const int thread = ptx_thread_signed(), warp = thread / 32, ty = fma_ty(thread % 32), tx = fma_tx(thread % 32);
     const int turn = fma_chunk(4 * ty, 0);
-    char *piece = shared + AT_P + warp * WARP_ROWS * PIECE * 4;
-    const char *v = shared + AT_V + warp % SHARES * (ROW / SHARES);
+    const int piece = AT_P + warp * WARP_ROWS * PIECE * 4, v = AT_V + warp % SHARES * (ROW / SHARES);
 #pragma unroll
     for (int part = 0; part < BLOCK_K / PIECE; part++) {
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const float *x = weights->s + i * COLUMNS + part * 4;
-            *(float4 *)(piece + (4 * ty + FMA_ROW(i)) * PIECE * 4 + (16 * tx ^ turn ^ (i & 4) * 16)) =
+            *(float4 *)(shared + piece + (4 * ty + FMA_ROW(i)) * PIECE * 4 + (16 * tx ^ turn ^ (i & 4) * 16)) =
                 make_float4(x[0], x[1], x[2], x[3]);
         }
         __syncwarp();
-        fma_rows_columns(w->o, ROWS, OUT, piece + 4 * ty * PIECE * 4, turn, PIECE * 4, v + part * PIECE * ROW, 16 * tx,
-                         ROW, PIECE / 4);
+        fma_rows_columns(w->o, ROWS, OUT, shared, piece + 4 * ty * PIECE * 4 + turn, PIECE * 4,
+                         v + part * PIECE * ROW + 16 * tx, ROW, PIECE / 4, 0, true);
         __syncwarp();
     }
 }
@@ -150,7 +154,7 @@ static __device__ __forceinline__ void work_end(work *w)
         for (int j = 0; j < OUT; j += 4) {
             const float *x = w->o + i * OUT + j;
             *(float4 *)(shared + AT_Q + (row + FMA_ROW(i)) * ROW + share * (ROW / SHARES) + 16 * tx + j / 4 * 128) =
-                make_float4(x[0] * scale, x[1] * scale, x[2] * scale, x[3] * scale);
+                make_float4(x[1] * scale, x[0] * scale, x[3] * scale, x[2] * scale);
         }
         if (tx == 0 && share == 0) {
             lse[row + FMA_ROW(i)] = sum == 0.0f ? -INFINITY : (w->max[i] + log2f(sum)) * 0.693147180559945309f;

@@ -28,10 +28,10 @@ enum { ROWS_BLOCK = 256 };
 static const int64_t most_tokens = (int64_t)1 << 29; /* positions are 32 bits wide, and added up */
 
 static const fma_kernel forwards[] = {
-    {64, "fma_forward_64", 128, 64, 128, 82176},
-    {128, "fma_forward_128", 256, 32, 256, 196864},
-    {256, "fma_forward_256", 128, 32, 256, 213248},
-    {512, "fma_forward_512", 64, 32, 256, 213248},
+    {64, "fma_forward_64", 128, 64, 128, 81920},
+    {128, "fma_forward_128", 64, 64, 128, 106496},
+    {256, "fma_forward_256", 128, 32, 256, 212992},
+    {512, "fma_forward_512", 64, 32, 256, 212992},
 };
 static const fma_kernel tf32x3_forwards[] = {
     {64, "tf32x3_forward_64", 64, 64, 128, 49408},

@@ -14,24 +14,14 @@
  *     ONE_BUFFER                       1: K and V lie in the same place in turn
  * and work and scores, the registers of a thread for good and of a tile of keys, with
  *     work_row()       the first row of its warp
+ *     prepare_queries(tile, factor)    the thread's own chunks of Q times factor
  *     work_begin(w)
  *     work_scores(w, s, band, partial, dim)   s, which is 0, becomes the weights of the tile of K, masked by band if
  *                                             partial; their maximum and sum
  *     work_values(w, s)  O += P V
- *     work_end(w)      O and the lse of each row to shared memory
+ *     work_end(w)      O, swapped, and the lse of each row to shared memory
  */
 #include "kernel/cuda/fma_tile.cuh"
-
-/* Multiplies what this thread has copied. */
-static __device__ __forceinline__ void scale_own(char *tile, float factor)
-{
-    const int chunks = HEAD_DIM / 4, thread = ptx_thread_signed();
-#pragma unroll 1
-    for (int row = thread / chunks; row < BLOCK_Q; row += THREADS / chunks) {
-        float4 *x = (float4 *)(tile + row * ROW + fma_chunk(row, thread % chunks));
-        *x = make_float4(x->x * factor, x->y * factor, x->z * factor, x->w * factor);
-    }
-}
 
 /* A row of four columns of what is there and of the new partial become one, as kernel/merge.c does it. */
 static __device__ __forceinline__ float4 merge(float4 there, float there_lse, float4 x, float lse)
@@ -60,7 +50,7 @@ static __device__ void mend(char *tile, const attn__fma_forward *p, const fma_se
     const int dim = p->problem.dim_v;
     for (int i = threadIdx.x; i < min(left, BLOCK_Q) * dim; i += THREADS) {
         const int row = i / dim, column = i % dim;
-        float *x = (float *)(tile + row * ROW + column * 4);
+        float *x = (float *)(tile + row * ROW + (column ^ 1) * 4);
         for (int key = max(query + row + s->lo, 0); key <= min(query + row + s->hi, s->keys - 1); key++) {
             const float y = ((const float *)p->v.data)[at_v + key * p->v.token + column];
             *x += fma_finite(y) ? 0.0f : y;
@@ -77,7 +67,7 @@ static __device__ __forceinline__ void put(const char *tile, const float *lses, 
     for (int i = threadIdx.x; i < min(left, BLOCK_Q) * chunks; i += THREADS) {
         const int row = i / chunks, column = i % chunks * 4;
         const int64_t at = at_o + row * p->o.token;
-        float4 x = fma_at(tile, row * ROW + column * 4);
+        float4 x = fma_swap(fma_at(tile, row * ROW + column * 4));
         if (p->merge) {
             float there[4];
             for (int c = 0; c < 4; c++) {
@@ -136,7 +126,7 @@ static __device__ __forceinline__ void forward_tile(const attn__fma_forward *p, 
         } else {
             PTX_COPY_WAIT(0);
         }
-        scale_own(shared + AT_Q, problem->factor);
+        prepare_queries(shared + AT_Q, problem->factor);
         __syncthreads();
     }
     for (; key < end; key += BLOCK_K) {
@@ -155,7 +145,7 @@ static __device__ __forceinline__ void forward_tile(const attn__fma_forward *p, 
         }
         PTX_COPY_WAIT(0);
         if (partial) {
-            cleaned |= fma_clean(shared + AT_V, BLOCK_K, HEAD_DIM, THREADS);
+            cleaned |= fma_clean(shared + AT_V, BLOCK_K, HEAD_DIM, NULL, THREADS);
         }
         __syncthreads(); /* V is there, K is not needed any more */
         if (!ONE_BUFFER && key + BLOCK_K < end) {

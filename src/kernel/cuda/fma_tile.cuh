@@ -64,10 +64,15 @@ PTX_INLINE int fma_chunk(int row, int chunk)
 
 /* ---- products ---- */
 
+
+
 #ifndef FMA_UNROLL
 #define FMA_UNROLL 1
 #endif
-enum { FMA_AT_ONCE = FMA_UNROLL }; /* chunks of a product's loop */
+#ifndef FMA_UNROLL_ROWS
+#define FMA_UNROLL_ROWS FMA_UNROLL
+#endif
+enum { FMA_AT_ONCE = FMA_UNROLL, FMA_ROWS_AT_ONCE = FMA_UNROLL_ROWS }; /* chunks of a product's loop */
 
 PTX_INLINE float4 fma_at(const char *tile, int offset)
 {
@@ -78,135 +83,123 @@ PTX_INLINE float fma_part(float4 x, const int part)
     return part == 0 ? x.x : part == 1 ? x.y : part == 2 ? x.z : x.w;
 }
 
-/* Addresses of a thread's rows of a product, of which the sum runs along the row: at `chunk`, rows 0..3 and 4..7. */
-PTX_INLINE float4 fma_row(const char *x, int turn, const int bytes, int chunk, const int i)
-{
-    return fma_at(x, chunk / 8 * 128 + (turn ^ chunk % 8 * 16 ^ (i & 4) * 16) + FMA_ROW(i) * bytes);
-}
-/* The thread's i-th 4 columns at row `k` of a tile, of which the sum runs down the rows; `step` bytes between them. */
-PTX_INLINE float4 fma_column(const char *y, int turn, const int bytes, int k, const int i)
-{
-    return fma_at(y, k * bytes + (turn ^ k / 4 % 8 * 16) + i * 128);
-}
+/*
+ * THE ORDER of the multiply-adds.  The register file has two banks, even and odd registers, and reads one of each in a
+ * cycle; an instruction that reads two of the same bank takes two cycles.  So one operand should be that of the
+ * instruction before, which is kept, and the other two of different banks.  Loads of 16 bytes put x and z, the first and
+ * third of four, in even registers; sums that are stored by 16 bytes lie likewise.  So where the sum's column is that of
+ * an operand, one of the two is stored with x and y, z and w exchanged (fma_swap), and where the sum runs along both
+ * rows, one of these is.
+ */
 
 /*
- * acc[m][n] += sum over k of x[m][k] y[n][k], k < 4 * chunks, of tiles x_bytes and y_bytes a row.  x and y point to the
- * thread's first row; x_turn and y_turn are fma_chunk(that row, 0).
+ * Operands are places in shared memory, of the thread's first element.  Down the rows (4 ty or 4 tx of them): its row, and
+ * fma_chunk(that row, 0) in the last 7 bits.  Along a row: a column that is a multiple of 32, and 16 ty or 16 tx in the
+ * last 7 bits.  So the chunk c of the sum is at place ^ 16 c; and a row of the group 4 .. 7 of ty's at place ^ 64.
  *
- * Each register is loaded again as soon as it has been used for the last time, so that a load has more than a hundred
- * multiply-adds to arrive; what is read behind the last chunk lies in shared memory too, and is not used.
+ * acc[m][n] += sum over k of x[m][k] y[n][k], k < 4 * chunks.  One of the tiles is swapped.
  */
-PTX_INLINE void fma_rows_rows(float *acc, const int rows, const int columns, const char *x, int x_turn,
-                              const int x_bytes, const char *y, int y_turn, const int y_bytes, int chunks)
+PTX_INLINE void fma_rows_rows(float *acc, const int rows, const int columns, const char *tiles, int x,
+                              const int x_bytes, int y, const int y_bytes, int chunks)
 {
-    float4 a[8], b[8];
+#pragma unroll 1
+    for (int left = chunks * 16; left > 0; left -= 128) {
+#pragma unroll 1
+        for (int turn = 0; turn < min(left, 128); turn += 16) {
+            float4 a[8], b[8];
 #pragma unroll
-    for (int i = 0; i < rows; i++) {
-        a[i] = fma_row(x, x_turn, x_bytes, 0, i);
-    }
-#pragma unroll
-    for (int j = 0; j < columns / 2; j++) {
-        b[j] = fma_at(y, y_turn + FMA_COLUMN(j) * y_bytes);
-    }
-#pragma unroll FMA_AT_ONCE
-    for (int chunk = 0; chunk < chunks; chunk++) {
-        const int next = chunk + 1;
-#pragma unroll
-        for (int half = 0; half < 2; half++) {
-            const int other = (1 - half) * columns / 2, at = chunk + half;
-#pragma unroll
-            for (int j = other; j < other + columns / 2; j++) {
-                b[j] = fma_at(y, at / 8 * 128 + (y_turn ^ at % 8 * 16) + FMA_COLUMN(j) * y_bytes);
+            for (int j = 0; j < columns; j++) {
+                b[j] = fma_at(tiles, (y ^ turn) + FMA_COLUMN(j) * y_bytes);
             }
 #pragma unroll
             for (int i = 0; i < rows; i++) {
-#pragma unroll
-                for (int part = 0; part < 4; part++) {
-#pragma unroll
-                    for (int j = half * columns / 2; j < (half + 1) * columns / 2; j++) {
-                        float *sum = &acc[i * columns + j];
-                        *sum = fmaf(fma_part(a[i], part), fma_part(b[j], part), *sum);
-                    }
-                }
-                if (half == 1) {
-                    a[i] = fma_row(x, x_turn, x_bytes, next, i);
-                }
-            }
-        }
-    }
-}
-
-/*
- * acc[m][n] += sum over k of x[m][k] y[k][n].  x as above; y points to the row k = 0, a multiple of 32 of its tile, and
- * a column that is a multiple of 32; y_turn is 16 tx.
- */
-PTX_INLINE void fma_rows_columns(float *acc, const int rows, const int columns, const char *x, int x_turn,
-                                 const int x_bytes, const char *y, int y_turn, const int y_bytes, int chunks)
-{
-    float4 a[8], b[2][16];
-#pragma unroll
-    for (int i = 0; i < rows; i++) {
-        a[i] = fma_row(x, x_turn, x_bytes, 0, i);
-    }
-#pragma unroll
-    for (int j = 0; j < columns / 4; j++) {
-        b[0][j] = fma_column(y, y_turn, y_bytes, 0, j);
-    }
-#pragma unroll FMA_AT_ONCE
-    for (int chunk = 0; chunk < chunks; chunk++) {
-#pragma unroll
-        for (int part = 0; part < 4; part++) {
-#pragma unroll
-            for (int j = 0; j < columns / 4; j++) {
-                b[(part + 1) % 2][j] = fma_column(y, y_turn, y_bytes, 4 * chunk + part + 1, j);
+                a[i] = fma_at(tiles, (x ^ turn ^ (i & 4) * 16) + FMA_ROW(i) * x_bytes);
             }
 #pragma unroll
-            for (int i = 0; i < rows; i++) {
+            for (int part = 0; part < 4; part++) {
 #pragma unroll
-                for (int j = 0; j < columns; j++) {
+                for (int n = 0; n < rows * columns / 2; n++) { /* a stays, b changes */
+                    const int i = n / (columns / 2), j = n % (columns / 2) * 2 + part % 2;
                     float *sum = &acc[i * columns + j];
-                    *sum = fmaf(fma_part(a[i], part), fma_part(b[part % 2][j / 4], j % 4), *sum);
+                    *sum = fmaf(fma_part(a[i], part), fma_part(b[j], part ^ 1), *sum);
                 }
-                if (part == 3) {
-                    a[i] = fma_row(x, x_turn, x_bytes, chunk + 1, i);
+#pragma unroll
+                for (int n = 0; n < rows * columns / 2; n++) { /* b stays, a changes */
+                    const int i = n % rows, j = n / rows * 2 + 1 - part % 2;
+                    float *sum = &acc[i * columns + j];
+                    *sum = fmaf(fma_part(a[i], part), fma_part(b[j], part ^ 1), *sum);
                 }
             }
         }
+        x += 128;
+        y += 128;
     }
 }
 
 /*
- * acc[m][n] += sum over k of x[k][m] y[k][n].  x and y point to the row k = 0 of their tiles and a column that is a
- * multiple of 32; x_turn is 16 ty, y_turn 16 tx.
+ * acc[m][n] += sum over k of x[m][k] y[k][n].  Either acc is stored swapped, or y is and swapped = 1.  Which operand
+ * stays from one multiply-add to the next is what has been seen to leave fewer conflicts.
  */
-PTX_INLINE void fma_columns_columns(float *acc, const int rows, const int columns, const char *x, int x_turn,
-                                    const int x_bytes, const char *y, int y_turn, const int y_bytes, int chunks)
+PTX_INLINE void fma_rows_columns(float *acc, const int rows, const int columns, const char *tiles, int x,
+                                 const int x_bytes, int y, const int y_bytes, int chunks, const int swapped,
+                                 const bool y_stays)
 {
-    float4 a[2][2], b[2][2];
+#pragma unroll 1
+    for (int left = chunks * 16; left > 0; left -= 128) {
+#pragma unroll 1
+        for (int turn = 0; turn < min(left, 128); turn += 16) {
+            float4 a[8], b[4][16];
+            const int here = y ^ turn;
 #pragma unroll
-    for (int i = 0; i < 2; i++) {
-        a[0][i] = fma_at(x, x_turn ^ i * 64);
-        b[0][i] = fma_column(y, y_turn, y_bytes, 0, i);
+            for (int i = 0; i < rows; i++) {
+                a[i] = fma_at(tiles, (x ^ turn ^ (i & 4) * 16) + FMA_ROW(i) * x_bytes);
+            }
+#pragma unroll
+            for (int part = 0; part < 4; part++) {
+#pragma unroll
+                for (int j = 0; j < columns / 4; j++) {
+                    b[part][j] = fma_at(tiles, here + part * y_bytes + j * 128);
+                }
+#pragma unroll
+                for (int n = 0; n < rows * columns; n++) {
+                    const int side = n / columns, to_fro = side % 2 == 0 ? n % columns : columns - 1 - n % columns;
+                    const int i = y_stays ? n % rows : side, j = y_stays ? n / rows : to_fro;
+                    float *sum = &acc[i * columns + (j ^ swapped)];
+                    *sum = fmaf(fma_part(a[i], part), fma_part(b[part][j / 4], j % 4), *sum);
+                }
+            }
+            y += 4 * y_bytes;
+        }
+        x += 128;
     }
-#pragma unroll FMA_AT_ONCE
-    for (int chunk = 0; chunk < chunks; chunk++) {
+}
+
+/*
+ * acc[m][n] += sum over k of x[k][m] y[k][n].  acc is stored swapped.
+ */
+PTX_INLINE void fma_columns_columns(float *acc, const int rows, const int columns, const char *tiles, int x,
+                                    const int x_bytes, int y, const int y_bytes, int chunks)
+{
+#pragma unroll 1
+    for (int turn = 0; turn < chunks * 16; turn += 16) {
+        const int x_here = x ^ (turn & 112), y_here = y ^ (turn & 112);
 #pragma unroll
         for (int part = 0; part < 4; part++) {
-            const int next = 4 * chunk + part + 1;
+            float4 a[2], b[2];
 #pragma unroll
             for (int i = 0; i < 2; i++) {
-                a[(part + 1) % 2][i] = fma_at(x, next * x_bytes + (x_turn ^ i * 64 ^ next / 4 % 8 * 16));
-                b[(part + 1) % 2][i] = fma_column(y, y_turn, y_bytes, next, i);
+                a[i] = fma_at(tiles, (x_here ^ i * 64) + part * x_bytes);
+                b[i] = fma_at(tiles, y_here + part * y_bytes + i * 128);
             }
 #pragma unroll
-            for (int i = 0; i < rows; i++) {
-#pragma unroll
-                for (int j = 0; j < columns; j++) {
-                    float *sum = &acc[i * columns + j];
-                    *sum = fmaf(fma_part(a[part % 2][i / 4], i % 4), fma_part(b[part % 2][j / 4], j % 4), *sum);
-                }
+            for (int n = 0; n < rows * columns; n++) {
+                const int i = n / columns, j = i % 2 == 0 ? n % columns : columns - 1 - n % columns;
+                float *sum = &acc[i * columns + j];
+                *sum = fmaf(fma_part(a[i / 4], i % 4), fma_part(b[j / 4], j % 4), *sum);
             }
         }
+        x += 4 * x_bytes;
+        y += 4 * y_bytes;
     }
 }
 
@@ -259,13 +252,30 @@ PTX_INLINE void fma_load(char *tile, const int rows, const int width, const attn
     }
 }
 
+/* x, y, z, w as y, x, w, z */
+PTX_INLINE float4 fma_swap(float4 x)
+{
+    return make_float4(x.y, x.x, x.w, x.z);
+}
+/* The thread's own chunks of a tile, times factor, swapped. */
+PTX_INLINE void fma_swap_own(char *tile, const int rows, const int width, float factor, const int threads)
+{
+    const int chunks = width / 4, thread = ptx_thread_signed();
+#pragma unroll 1
+    for (int row = thread / chunks; row < rows; row += threads / chunks) {
+        float4 *x = (float4 *)(tile + row * width * 4 + fma_chunk(row, thread % chunks));
+        *x = fma_swap(make_float4(x->x * factor, x->y * factor, x->z * factor, x->w * factor));
+    }
+}
+
 PTX_INLINE bool fma_finite(float x)
 {
     return fabsf(x) < INFINITY;
 }
 
-/* Replaces what is not finite by 0 in the thread's own chunks of a tile; whether there was any. */
-PTX_INLINE bool fma_clean(char *tile, const int rows, const int width, const int threads)
+/* Replaces what is not finite by 0 in the thread's own chunks of a tile; whether there was any.  marks: of the rows that
+ * had it, become NaN; may be NULL. */
+PTX_INLINE bool fma_clean(char *tile, const int rows, const int width, float *marks, const int threads)
 {
     const int chunks = width / 4, thread = ptx_thread_signed();
     bool found = false;
@@ -274,6 +284,9 @@ PTX_INLINE bool fma_clean(char *tile, const int rows, const int width, const int
         float4 *x = (float4 *)(tile + row * width * 4 + fma_chunk(row, thread % chunks));
         if (!(fma_finite(x->x) && fma_finite(x->y) && fma_finite(x->z) && fma_finite(x->w))) {
             found = true;
+            if (marks) {
+                marks[row] = NAN;
+            }
             *x = make_float4(fma_finite(x->x) ? x->x : 0.0f, fma_finite(x->y) ? x->y : 0.0f,
                              fma_finite(x->z) ? x->z : 0.0f, fma_finite(x->w) ? x->w : 0.0f);
         }

@@ -73,6 +73,16 @@ static __device__ __forceinline__ int work_row(void)
     return ptx_thread_signed() / 32 * WARP_ROWS;
 }
 
+static __device__ __forceinline__ void prepare_queries(char *tile, float factor)
+{
+    const int chunks = HEAD_DIM / 4, thread = ptx_thread_signed();
+#pragma unroll 1
+    for (int row = thread / chunks; row < BLOCK_Q; row += THREADS / chunks) {
+        float4 *x = (float4 *)(tile + row * ROW + fma_chunk(row, thread % chunks));
+        *x = make_float4(x->x * factor, x->y * factor, x->z * factor, x->w * factor);
+    }
+}
+
 static __device__ __forceinline__ void work_begin(work *w)
 {
 #pragma unroll
@@ -207,7 +217,7 @@ static __device__ __forceinline__ void work_end(work *w)
                 x[j] = w->o[i / 2][j][2 * r + i % 2] * scale;
             }
             *(float4 *)(shared + AT_Q + row * ROW + i / 2 * 128 + (2 * t + i % 2) * 16) =
-                make_float4(x[0], x[1], x[2], x[3]);
+                make_float4(x[1], x[0], x[3], x[2]);
         }
         if (t == 0) {
             lse[row] = sum == 0.0f ? -INFINITY : (w->max[r] + log2f(sum)) * 0.693147180559945309f;
