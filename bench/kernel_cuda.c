@@ -5,9 +5,9 @@
  *     kernel_cuda [--kernel NAME] check          small shapes, every row against fp64
  *     kernel_cuda [--kernel NAME] time [DIM]     16384 tokens, heads x dim = 2048, TFLOP/s
  *
- * METHOD.  Inputs are random, outputs are poisoned with NaN before each run.  Errors are max |o - ref| / max |ref|
- * over the rows that see a key.  Times are by events around ROUNDS batches of launches after a warm-up, the median of them.
- * FLOPs = 4 b h n^2 d, half if causal.
+ * METHOD.  Inputs are random, outputs are poisoned with NaN before each run.  Errors are max |o - ref| / max
+ * |ref| over the rows that see a key.  Times are by events around ROUNDS batches of launches after a warm-up,
+ * the median of them. FLOPs = 4 b h n^2 d, half if causal.
  */
 #include <math.h>
 #include <stdio.h>
@@ -44,7 +44,8 @@ static uint64_t seed = 88172645463325252u;
 static float normal(void)
 {
     seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    const int64_t sum = (int64_t)((seed & 0xffff) + (seed >> 16 & 0xffff) + (seed >> 32 & 0xffff) + (seed >> 48));
+    const int64_t sum =
+        (int64_t)((seed & 0xffff) + (seed >> 16 & 0xffff) + (seed >> 32 & 0xffff) + (seed >> 48));
     return (float)(sum - 131070) * (1.7320508f / 65536);
 }
 
@@ -208,7 +209,8 @@ static double reference(const problem *p, int64_t b, int64_t h, int64_t i, int64
     const float *q = row_of(&p->q, &c->q, b, h, first_q + i);
     double *s = malloc((size_t)(nkv + 1) * sizeof *s), most = -INFINITY, sum = 0;
     for (int64_t j = 0; j < nkv; j++) {
-        const bool seen = (p->s.left < 0 || j >= i + shift - p->s.left) && (p->s.right < 0 || j <= i + shift + p->s.right);
+        const bool seen =
+            (p->s.left < 0 || j >= i + shift - p->s.left) && (p->s.right < 0 || j <= i + shift + p->s.right);
         const float *k = row_of(&p->k, &c->k, b, kv, first_kv + j);
         s[j] = seen ? 0 : -INFINITY;
         for (int64_t x = 0; x < c->dim_qk && seen; x++) {
@@ -266,13 +268,14 @@ static bool check(const shape *s)
         const int64_t nq = s->ragged ? p.cu[0][b + 1] - p.cu[0][b] : s->nq;
         const int64_t nkv = s->ragged ? p.cu[1][b + 1] - p.cu[1][b] : s->nkv;
         for (int64_t h = 0; h < s->heads_q; h++) {
-            for (int64_t i = 0; i < nq; i += nq * s->heads_q * s->batch > 3000 ? 7 : 1, rows++) {
+            for (int64_t i = 0; i<nq; i += nq * s->heads_q * s->batch> 3000 ? 7 : 1, rows++) {
                 double lse = reference(&p, b, h, i, nq, nkv, o);
                 const float *seen = row_of(&p.o, &p.call.o, b, h, first + i);
                 const int64_t lse_at = b * p.call.lse.batch + h * p.call.lse.head + first + i;
                 if (s->merge) {
                     const float *old = row_of(&old_o, &p.call.o, b, h, first + i);
-                    const double l = old_lse.seen[lse_at], m = fmax(l, lse), both = m + log(exp(l - m) + exp(lse - m));
+                    const double l = old_lse.seen[lse_at], m = fmax(l, lse),
+                                 both = m + log(exp(l - m) + exp(lse - m));
                     for (int64_t x = 0; x < s->dim_v; x++) {
                         o[x] = o[x] * exp(lse - both) + old[x] * exp(l - both);
                     }
@@ -295,7 +298,8 @@ static bool check(const shape *s)
         }
     }
     const bool right = wrong == 0 && worst_lse < 1e-4;
-    printf("o %.1e lse %.1e of %lld rows %s\n", worst / most, worst_lse, (long long)rows, right ? "right" : "WRONG");
+    printf("o %.1e lse %.1e of %lld rows %s\n", worst / most, worst_lse, (long long)rows,
+           right ? "right" : "WRONG");
     if (!right) {
         printf("    %lld wrong; worst at b %lld h %lld row %lld col %lld: got %g want %g\n", (long long)wrong,
                (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3], got, want);

@@ -2,16 +2,17 @@
 /*
  * kernel_cuda_backward.c - the CUDA kernels of gradients alone: right, and how fast.
  *
- *     kernel_cuda_backward [--check] [--time] [--dim D] [--dtype NAME] [--causal N] [--tokens N] [--heads-kv H]
+ *     kernel_cuda_backward [--check] [--time] [--dim D] [--dtype NAME] [--causal N] [--tokens N] [--heads-kv
+ * H]
  *                          [--deterministic] [--repeat N]
  *
  * CHECK.  Small problems of every kind against gradients in fp64 from the same rounded inputs: the error of a
- * tensor is ||got - want|| / ||want||, and where it is too large the first wrong elements are told.  Outputs are
- * poisoned.  A deterministic one runs ten times and must give the same bits.
+ * tensor is ||got - want|| / ||want||, and where it is too large the first wrong elements are told.  Outputs
+ * are poisoned.  A deterministic one runs ten times and must give the same bits.
  *
  * TIME.  16384 tokens in sequences of 512 to 16384, heads * dim = 2048.  Device time by events around
- * batches of launches, the median of the batches.  FLOPs = 10 * b * h * n * n * d, half if causal.  Inputs are
- * standard normal, lse is what a softmax over n such keys has.
+ * batches of launches, the median of the batches.  FLOPs = 10 * b * h * n * n * d, half if causal.  Inputs
+ * are standard normal, lse is what a softmax over n such keys has.
  */
 #include <math.h>
 #include <stdio.h>
@@ -185,7 +186,7 @@ static void make_call(bench_data *d)
         .accumulate = s->accumulate,
     };
     if (s->ragged) {
-        c->cu_q = (const int64_t *)(uintptr_t)d->lengths;                 /* NOLINT: a device address */
+        c->cu_q = (const int64_t *)(uintptr_t)d->lengths;                      /* NOLINT: a device address */
         c->cu_kv = (const int64_t *)(uintptr_t)(d->lengths + sizeof d->cu[0]); /* NOLINT */
     }
     c->q = tensor_at(d, Q);
@@ -210,7 +211,8 @@ static void open_data(bench_data *d, const bench_shape *shape)
     make_lengths(d);
     for (int i = 0; i < TENSORS; i++) {
         d->count[i] = tokens_of(d, i) * width_of(shape, i);
-        cuda(attn__cuda.memory_alloc(&d->device[i], (size_t)d->count[i] * attn_dtype_size(dtype_of(shape, i)) + 16),
+        cuda(attn__cuda.memory_alloc(&d->device[i],
+                                     (size_t)d->count[i] * attn_dtype_size(dtype_of(shape, i)) + 16),
              "memory");
     }
     cuda(attn__cuda.memory_alloc(&d->lengths, sizeof d->cu), "memory");
@@ -255,7 +257,8 @@ static double dot(const float *a, const float *b, int64_t dim)
 }
 
 /* One row of one query head: o and lse, which are rounded as the caller would have them. */
-static void forward_row(bench_data *d, double *p, int64_t row, int64_t head, int64_t first, int64_t from, int64_t to)
+static void forward_row(bench_data *d, double *p, int64_t row, int64_t head, int64_t first, int64_t from,
+                        int64_t to)
 {
     const bench_shape *s = &d->shape;
     int64_t kv = head / (s->heads_q / s->heads_kv);
@@ -263,7 +266,8 @@ static void forward_row(bench_data *d, double *p, int64_t row, int64_t head, int
     float *o = d->host[O] + (row * s->heads_q + head) * s->dim_v;
     double most = -INFINITY, sum = 0;
     for (int64_t j = from; j <= to; j++) {
-        p[j] = (double)d->call.scale * dot(q, d->host[K] + ((first + j) * s->heads_kv + kv) * s->dim_qk, s->dim_qk);
+        p[j] = (double)d->call.scale *
+               dot(q, d->host[K] + ((first + j) * s->heads_kv + kv) * s->dim_qk, s->dim_qk);
         most = fmax(most, p[j]);
     }
     for (int64_t j = from; j <= to; j++) {
@@ -286,8 +290,8 @@ static void forward_row(bench_data *d, double *p, int64_t row, int64_t head, int
     attn_to_f32(o, rounded, s->dtype, 1, s->dim_v);
 }
 
-static void backward_row(bench_data *d, const double *p, int64_t row, int64_t head, int64_t first, int64_t from,
-                         int64_t to, double *dk, double *dv)
+static void backward_row(bench_data *d, const double *p, int64_t row, int64_t head, int64_t first,
+                         int64_t from, int64_t to, double *dk, double *dv)
 {
     const bench_shape *s = &d->shape;
     int64_t kv = head / (s->heads_q / s->heads_kv);
@@ -315,7 +319,8 @@ static void backward_row(bench_data *d, const double *p, int64_t row, int64_t he
 static void reference_head(bench_data *d, int64_t b, int64_t kv)
 {
     const bench_shape *s = &d->shape;
-    int64_t nq = d->cu[0][b + 1] - d->cu[0][b], nk = d->cu[1][b + 1] - d->cu[1][b], group = s->heads_q / s->heads_kv;
+    int64_t nq = d->cu[0][b + 1] - d->cu[0][b], nk = d->cu[1][b + 1] - d->cu[1][b],
+            group = s->heads_q / s->heads_kv;
     int64_t first = d->cu[1][b];
     double *p = memory(nk, sizeof *p);
     double *dk = memory(nk * s->dim_qk, sizeof *dk), *dv = memory(nk * s->dim_v, sizeof *dv);
@@ -366,8 +371,8 @@ static bool compare(const bench_data *d, int tensor, const float *got, const flo
         int shown = 0;
         for (int64_t i = 0; i < d->count[tensor] && shown < 12; i += shown < 4 ? 1 : 61) {
             if (!(fabs((double)got[i] - (double)want[i]) < 0.05 * fabs((double)want[i]) + 1e-3)) {
-                printf("    token %lld column %lld: got %g want %g\n", (long long)(i / width), (long long)(i % width),
-                       (double)got[i], (double)want[i]);
+                printf("    token %lld column %lld: got %g want %g\n", (long long)(i / width),
+                       (long long)(i % width), (double)got[i], (double)want[i]);
                 shown++;
             }
         }
@@ -437,11 +442,13 @@ static bool check(const bench_shape *shape)
     prepare_outputs(d);
     launch(d);
     printf("%s>%s b%lld h%lld/%lld n%lld/%lld d%lld/%lld l%lld r%lld%s%s%s%s:", attn_dtype_name(shape->dtype),
-           attn_dtype_name(shape->out), (long long)shape->batch, (long long)shape->heads_q, (long long)shape->heads_kv,
-           (long long)shape->tokens_q, (long long)shape->tokens_kv, (long long)shape->dim_qk, (long long)shape->dim_v,
-           shape->left > 99999 ? -1LL : (long long)shape->left, shape->right > 99999 ? -1LL : (long long)shape->right,
-           shape->ragged ? " ragged" : "", shape->accumulate ? " accumulate" : "",
-           shape->deterministic ? " deterministic" : "", shape->given_delta ? " delta" : "");
+           attn_dtype_name(shape->out), (long long)shape->batch, (long long)shape->heads_q,
+           (long long)shape->heads_kv, (long long)shape->tokens_q, (long long)shape->tokens_kv,
+           (long long)shape->dim_qk, (long long)shape->dim_v,
+           shape->left > 99999 ? -1LL : (long long)shape->left,
+           shape->right > 99999 ? -1LL : (long long)shape->right, shape->ragged ? " ragged" : "",
+           shape->accumulate ? " accumulate" : "", shape->deterministic ? " deterministic" : "",
+           shape->given_delta ? " delta" : "");
     bool right = true;
     float *got[TENSORS] = {NULL};
     for (int i = DQ; i <= DV; i++) {
@@ -470,8 +477,8 @@ static bool check(const bench_shape *shape)
 #define B   ATTN_BF16
 #define H   ATTN_F16
 #define F   ATTN_F32
-/* dtype, out, batch, heads, key heads, queries, keys, dims, left, right, then: ragged, accumulate, deterministic,
- * given delta */
+/* dtype, out, batch, heads, key heads, queries, keys, dims, left, right, then: ragged, accumulate,
+ * deterministic, given delta */
 static const bench_shape shapes[] = {
     {B, B, 1, 1, 1, 128, 128, 128, 128, FAR, FAR, 0, 0, 0, 0},
     {B, B, 2, 3, 3, 512, 384, 128, 128, FAR, FAR, 0, 0, 0, 0},
@@ -595,15 +602,28 @@ static void time_all(const bench_options *o)
         if (o->causal >= 0 && o->causal != causal) {
             continue;
         }
-        printf("%s d %lld %s%s, TFLOP/s at 512 .. 16384:", o->dtype != NULL ? o->dtype : "bf16", (long long)o->dim,
-               causal ? "causal" : "full", o->deterministic ? " deterministic" : "");
+        printf("%s d %lld %s%s, TFLOP/s at 512 .. 16384:", o->dtype != NULL ? o->dtype : "bf16",
+               (long long)o->dim, causal ? "causal" : "full", o->deterministic ? " deterministic" : "");
         for (int64_t n = 512; n <= 16384; n *= 2) {
             if (o->tokens != 0 && o->tokens != n) {
                 continue;
             }
             int64_t heads = 2048 / o->dim;
-            bench_shape s = {ATTN_BF16, ATTN_BF16, 16384 / n, heads, o->heads_kv != 0 ? o->heads_kv : heads, n, n,
-                             o->dim, o->dim, FAR, causal ? 0 : FAR, false, false, o->deterministic, false};
+            bench_shape s = {ATTN_BF16,
+                             ATTN_BF16,
+                             16384 / n,
+                             heads,
+                             o->heads_kv != 0 ? o->heads_kv : heads,
+                             n,
+                             n,
+                             o->dim,
+                             o->dim,
+                             FAR,
+                             causal ? 0 : FAR,
+                             false,
+                             false,
+                             o->deterministic,
+                             false};
             s.dtype = s.out = o->dtype != NULL && strcmp(o->dtype, "f16") == 0 ? ATTN_F16 : ATTN_BF16;
             time_shape(&s, causal);
         }

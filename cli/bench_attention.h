@@ -37,6 +37,7 @@ typedef struct attention_case {
     double seconds;
     uint64_t seed;
     bool dry_run;
+    int64_t turns;     /* that many calls under one clock, after the samples; 0: none */
     double peak_flops; /* on a GPU: what its multiply-adds reach; else 0: the case measures it */
     /* of a preset: what its table calls this row */
     const char *parameter;
@@ -52,6 +53,8 @@ typedef struct attention_result {
     int64_t samples;
     double first;                    /* seconds, of the first call */
     cli_spread time;                 /* seconds, of the samples */
+    double unwaited;                 /* of a call, by a clock that does not wait for the GPU */
+    double turns;                    /* of all those calls */
     double flops, peak_flops;        /* of one call; FLOP/s */
     int64_t predicted, peak, before; /* bytes; before: taken between forward and backward */
     double max_error, relative;

@@ -121,6 +121,7 @@ static attn_status call(bench *b, int64_t calls, double *seconds, int64_t *befor
             status = who->run(b->state, b->c.pass);
         }
     }
+    b->result->unwaited = (cli_now() - begin) / (double)calls;
     if (status == ATTN_OK) {
         status = read_clock(b, begin, seconds);
     }
@@ -196,6 +197,10 @@ static attn_status measure(bench *b)
     if (status == ATTN_OK) {
         r->time = cli_spread_of(b->samples, r->samples);
         r->peak_flops = fmax(r->peak_flops, peak_of(b));
+    }
+    if (status == ATTN_OK && b->a->turns > 0) {
+        status = call(b, b->a->turns, &r->turns, NULL);
+        r->turns *= (double)b->a->turns;
     }
     r->peak = on_gpu(b) ? memory_now(b) : cli_memory_peak();
     return status == ATTN_OK ? contest_store_fetch(&b->store) : status;

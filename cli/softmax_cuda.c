@@ -54,9 +54,12 @@ static attn_status load(void)
     return result == CUDA_SUCCESS ? ATTN_OK : failed("cuModuleLoadData", (int)result);
 }
 
-/* One block of 256 threads a row. */
-static attn_status launch(int gpu, const char *kernel, attn_dtype dtype, int64_t rows, void **arguments)
+/* A warp a row, or for long rows a block of 256 threads. */
+static attn_status launch(int gpu, const char *kernel, attn_dtype dtype, int64_t rows, int64_t keys,
+                          void **arguments)
 {
+    const unsigned threads = keys <= 2048 ? 32 : 256, together = 256 / threads;
+    const unsigned blocks = (unsigned)((rows + together - 1) / together);
     char name[40];
     CUfunction function;
     attn_status status = attn_cuda_use(gpu);
@@ -67,7 +70,7 @@ static attn_status launch(int gpu, const char *kernel, attn_dtype dtype, int64_t
     snprintf(name, sizeof name, "softmax_%s_%s", kernel, attn_dtype_name(dtype));
     CUresult result = driver.find(&function, driver.module, name);
     if (result == CUDA_SUCCESS) {
-        result = driver.launch(function, (unsigned)rows, 1, 1, 256, 1, 1, 0, NULL, arguments, NULL);
+        result = driver.launch(function, blocks, 1, 1, threads, together, 1, 0, NULL, arguments, NULL);
     }
     return result == CUDA_SUCCESS ? ATTN_OK : failed(name, (int)result);
 }
@@ -81,19 +84,19 @@ static int wide_rows(attn_dtype dtype, int64_t keys)
 attn_status softmax_rows(int gpu, attn_dtype dtype, void *scores, float *lse, int64_t rows, int64_t keys,
                          bool causal)
 {
-    long long count = keys;
+    long long all = rows, count = keys;
     int banded = causal, wide = wide_rows(dtype, keys);
-    void *arguments[] = {&scores, &lse, &count, &banded, &wide};
-    return launch(gpu, "rows", dtype, rows, arguments);
+    void *arguments[] = {&scores, &lse, &all, &count, &banded, &wide};
+    return launch(gpu, "rows", dtype, rows, keys, arguments);
 }
 
 attn_status softmax_slopes(int gpu, attn_dtype dtype, void *slopes, const void *weights, int64_t rows,
                            int64_t keys)
 {
-    long long count = keys;
+    long long all = rows, count = keys;
     int wide = wide_rows(dtype, keys);
-    void *arguments[] = {&slopes, &weights, &count, &wide};
-    return launch(gpu, "slopes", dtype, rows, arguments);
+    void *arguments[] = {&slopes, &weights, &all, &count, &wide};
+    return launch(gpu, "slopes", dtype, rows, keys, arguments);
 }
 
 #endif

@@ -8,20 +8,22 @@ enum { BLOCK = 256, WARPS = BLOCK / 32 };
 /* Joins a maximum and a sum of exponentials with another. */
 static __device__ __forceinline__ void join(float *most, float *sum, float other, float other_sum)
 {
-    if (other > *most) {
-        *sum = *sum * __expf(*most - other) + other_sum;
-        *most = other;
-    } else if (other != -INFINITY) { /* NaN too */
-        *sum += other_sum * __expf(other - *most);
-    }
+    const float peak = fmaxf(*most, other);
+    *sum = (*most == peak ? *sum : *sum * __expf(*most - peak)) +
+           (other == peak ? other_sum : other_sum * __expf(other - peak));
+    *most = peak;
 }
 
-static __device__ void join_block(float *most, float *sum)
+/* Over the threads of a row: a warp, or the block. */
+static __device__ void join_row(float *most, float *sum)
 {
     __shared__ float mosts[WARPS], sums[WARPS];
     for (int away = 16; away > 0; away /= 2) {
         const float other = __shfl_xor_sync(~0u, *most, away), other_sum = __shfl_xor_sync(~0u, *sum, away);
         join(most, sum, other, other_sum);
+    }
+    if (blockDim.x == 32) {
+        return;
     }
     if (threadIdx.x % 32 == 0) {
         mosts[threadIdx.x / 32] = *most;
@@ -35,11 +37,14 @@ static __device__ void join_block(float *most, float *sum)
     }
 }
 
-static __device__ float add_block(float x)
+static __device__ float add_row(float x)
 {
     __shared__ float sums[WARPS];
     for (int away = 16; away > 0; away /= 2) {
         x += __shfl_xor_sync(~0u, x, away);
+    }
+    if (blockDim.x == 32) {
+        return x;
     }
     if (threadIdx.x % 32 == 0) {
         sums[threadIdx.x / 32] = x;

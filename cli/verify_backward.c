@@ -223,7 +223,7 @@ static void conclude(compare *c)
         double limit = c->limits.rms_share * sqrt(s->reference / n) +
                        c->limits.rms_part[kind] * sqrt(s->weight / n / c->limits.terms[kind]) +
                        c->limits.step;
-        double noise = c->limits.rms_part[kind] * sqrt(s->weight);
+        double noise = c->limits.rms_part[kind] * sqrt(s->weight / c->limits.terms[kind]);
         double relative = s->reference > noise * noise ? sqrt(s->error / s->reference) : 0;
         v->max_error = fmax(v->max_error, s->largest);
         v->relative = fmax(v->relative, relative);

@@ -120,6 +120,7 @@ set(ATTN_CLI
     cli/bench_attention_table.c
     cli/bench_cqs.c
     cli/bench_cqs_case.c
+    cli/bench_cqs_cuda.c
     cli/bytes.c
     cli/check.c
     cli/check_case.c

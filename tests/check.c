@@ -95,13 +95,15 @@ static double relative_bound(const check_bound *bound)
 
 double check_bound_o(const check_bound *bound)
 {
-    return (2.0 * relative_bound(bound) + bound->round) * bound->value;
+    const double step = bound->step * sqrt((double)bound->keys);
+    return (2.0 * relative_bound(bound) + bound->round + step) * bound->value;
 }
 
 double check_bound_rms(const check_bound *bound, double rms)
 {
     const double most = bound->value / sqrt((double)bound->keys);
-    return (2.0 * relative_bound(bound) + bound->round) * (rms + most);
+    const double step = bound->step * sqrt((double)bound->keys) * bound->value;
+    return (2.0 * relative_bound(bound) + bound->round) * (rms + most) + step;
 }
 
 double check_bound_lse(const check_bound *bound, double lse)
@@ -128,20 +130,29 @@ static double before_bound(const check_slope *s, int64_t terms)
     return 0x1p-24 * (sqrt((double)terms) + 1.0) * s->before;
 }
 
+/* of a sum over `terms` whose one factor goes to fp16 */
+static double step_bound(const check_slope *s, int64_t terms)
+{
+    return s->bound.step * sqrt((double)terms);
+}
+
 double check_bound_dq(const check_slope *s)
 {
-    return s->scale * s->k * slope_bound(s, s->bound.keys) + before_bound(s, s->bound.keys);
+    const int64_t n = s->bound.keys;
+    return s->scale * s->k * (slope_bound(s, n) + step_bound(s, n)) + before_bound(s, n);
 }
 
 double check_bound_dk(const check_slope *s)
 {
-    return s->scale * s->q * s->column * slope_bound(s, s->rows) + before_bound(s, s->rows);
+    const double sum = s->column * slope_bound(s, s->rows) + step_bound(s, s->rows);
+    return s->scale * s->q * sum + before_bound(s, s->rows);
 }
 
 double check_bound_dv(const check_slope *s)
 {
     const double sum = 0x1p-24 * (sqrt((double)s->rows) + 3.0);
-    return s->dout * s->column * (weight_bound(s) + s->bound.round + sum) + before_bound(s, s->rows);
+    const double weights = s->column * (weight_bound(s) + s->bound.round + sum) + step_bound(s, s->rows);
+    return s->dout * weights + before_bound(s, s->rows);
 }
 
 double check_half_unit(attn_dtype dtype, double x)

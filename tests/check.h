@@ -18,6 +18,9 @@
  * cancel, and where o is small because its terms cancel, max|v| / sqrt(n) is what is left of their size.  The
  * sharp test: one key too many or too few in n changes a row by about rms(o) / sqrt(n)
  *
+ * Weights that go to fp16 are rounded by h = 2^-25 at least, which is half of its smallest step: sqrt(n) * h
+ * * max|v| more in o and in rms.
+ *
  * Gradients of m query rows, from lse and delta as fp32, L = max|lse|, B a bound for |v.dO| as A is for
  * scores, W = the largest sum of p over the rows that see one key:
  *
@@ -28,7 +31,8 @@
  *   dK      |scale| * max|q| * W * (g + 2B * u * (sqrt(m) + 3))
  *   dV      max|dO| * W * (e + r + u * (sqrt(m) + 3))
  *
- * and u * (sqrt(n or m) + 1) times what was there before, for adding to it again and again.
+ * with h times the square root of the number of terms, times the largest of the other factor, for each of
+ * them in fp16, and u * (sqrt(n or m) + 1) times what was there before, for adding to it again and again.
  *
  * The inputs count as exact in their own dtype; results stored as fp16 or bf16 add half a unit of theirs.
  */
@@ -68,6 +72,7 @@ typedef struct check_bound {
     double score; /* A above */
     double value; /* max|v| */
     double round; /* r above, or 0 */
+    double step;  /* h above, or 0 */
     int64_t dim_qk, keys;
 } check_bound;
 

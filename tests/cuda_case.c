@@ -76,12 +76,21 @@ static void fill(case_tensor *x, uint64_t seed, bool alike)
     }
 }
 
-/* Sets one token of all heads, or of it only the first dim. */
-static void put(case_tensor *x, int64_t token, double value, bool one)
+/* NaN into the first dim of one token of all heads. */
+static void put_nan(case_tensor *x, int64_t token)
 {
     for (int64_t i = 0; i < x->size[0] * x->size[1]; i++) {
-        for (int64_t d = 0; d < (one ? 1 : x->size[3]); d++) {
-            case_tensor_set(x, i / x->size[1], i % x->size[1], token, d, value);
+        case_tensor_set(x, i / x->size[1], i % x->size[1], token, 0, (double)NAN);
+    }
+}
+
+/* The same large random numbers into one token of all heads. */
+static void put_huge(case_tensor *x, int64_t token)
+{
+    for (int64_t i = 0; i < x->size[0] * x->size[1]; i++) {
+        uint64_t seed = 24;
+        for (int64_t d = 0; d < x->size[3]; d++) {
+            case_tensor_set(x, i / x->size[1], i % x->size[1], token, d, 24 * check_normal(&seed));
         }
     }
 }
@@ -116,13 +125,13 @@ static void make_inputs(cuda_case *c)
     for (int i = 0; i < 4; i++) {
         fill(&in[i]->host, c->seed * 31 + (uint64_t)i, c->kind == CUDA_EQUAL && i < 2);
     }
-    if (c->kind == CUDA_HUGE) { /* a score of 24^2 sqrt(d), thousands */
-        put(&c->q.host, p->tokens_q / 2, 24, false);
-        put(&c->k.host, p->tokens_kv / 3, 24, false);
+    if (c->kind == CUDA_HUGE) { /* a score of about 24^2 sqrt(d), thousands */
+        put_huge(&c->q.host, p->tokens_q / 2);
+        put_huge(&c->k.host, p->tokens_kv / 3);
     } else if (c->kind == CUDA_NAN) {
-        put(&c->q.host, p->tokens_q / 4, (double)NAN, true);
-        put(&c->k.host, p->tokens_kv - 9, (double)NAN, true);
-        put(&c->v.host, p->tokens_kv - 5, (double)NAN, true);
+        put_nan(&c->q.host, p->tokens_q / 4);
+        put_nan(&c->k.host, p->tokens_kv - 9);
+        put_nan(&c->v.host, p->tokens_kv - 5);
     }
     for (int i = 0; i < 4; i++) {
         measure(&in[i]->host);

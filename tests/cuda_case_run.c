@@ -238,11 +238,13 @@ static void report(const cuda_case *c, const char *kernel, const char *what, con
                 what, text);
 }
 
-static double rounding(const cuda_case *c, const attn_verdict *kernel)
+/* How the kernel rounds weights. */
+static void set_rounding(check_bound *bound, const cuda_case *c, const attn_verdict *kernel)
 {
-    return kernel->rounds_weights >= 1 && c->problem.dtype == ATTN_BF16  ? 0x1p-8
-           : kernel->rounds_weights >= 2 && c->problem.dtype == ATTN_F16 ? 0x1p-11
-                                                                         : 0;
+    bound->round = kernel->rounds_weights >= 1 && c->problem.dtype == ATTN_BF16  ? 0x1p-8
+                   : kernel->rounds_weights >= 2 && c->problem.dtype == ATTN_F16 ? 0x1p-11
+                                                                                 : 0;
+    bound->step = kernel->rounds_weights >= 2 && c->problem.dtype == ATTN_F16 ? 0x1p-25 : 0;
 }
 
 static void compare_forward(const cuda_case *c, const attn_verdict *kernel)
@@ -250,7 +252,7 @@ static void compare_forward(const cuda_case *c, const attn_verdict *kernel)
     const attn_problem *p = &c->problem;
     check_bound bound = c->bound;
     finding o = {0}, lse = {0};
-    bound.round = rounding(c, kernel);
+    set_rounding(&bound, c, kernel);
     for (int64_t plane = 0; plane < p->batch * p->heads_q; plane++) {
         const case_piece s = case_piece_of(p, c->cu_q, c->cu_kv, plane / p->heads_q);
         for (int64_t i = 0; i < c->count[0] && c->chosen[0][i] < s.q_count; i++) {
@@ -277,7 +279,7 @@ static void compare_gradient(const cuda_case *c, const attn_verdict *kernel, int
     const int64_t heads = side ? p->heads_kv : p->heads_q, dim = x->host.size[3];
     check_slope slope = c->slope;
     finding f = {0};
-    slope.bound.round = rounding(c, kernel);
+    set_rounding(&slope.bound, c, kernel);
     for (int64_t plane = 0; plane < p->batch * heads; plane++) {
         const case_piece s = case_piece_of(p, c->cu_q, c->cu_kv, plane / heads);
         const int64_t tokens = side ? s.kv_count : s.q_count, first = side ? s.kv_first : s.q_first;

@@ -25,17 +25,35 @@ typedef struct variant {
 } variant;
 
 static const variant variants[3][2] = {
-    {{ATTN__FORWARD_ROWS_64, ATTN__FORWARD_KEYS_64, 512, ATTN__FORWARD_SHARED_64,
+    {{ATTN__FORWARD_ROWS_64,
+      ATTN__FORWARD_KEYS_64,
+      512,
+      ATTN__FORWARD_SHARED_64,
       {"flash_forward_f16_64", "flash_forward_bf16_64"}},
-     {ATTN__FORWARD_ROWS_64, ATTN__FORWARD_KEYS_64, 512, ATTN__FORWARD_SHARED_64,
+     {ATTN__FORWARD_ROWS_64,
+      ATTN__FORWARD_KEYS_64,
+      512,
+      ATTN__FORWARD_SHARED_64,
       {"flash_forward_f16_64", "flash_forward_bf16_64"}}},
-    {{ATTN__FORWARD_ROWS_128, ATTN__FORWARD_KEYS_128, 384, ATTN__FORWARD_SHARED_128,
+    {{ATTN__FORWARD_ROWS_128,
+      ATTN__FORWARD_KEYS_128,
+      384,
+      ATTN__FORWARD_SHARED_128,
       {"flash_forward_f16_128", "flash_forward_bf16_128"}},
-     {ATTN__FORWARD_ROWS_128, ATTN__FORWARD_KEYS_128_BAND, 384, ATTN__FORWARD_SHARED_128_BAND,
+     {ATTN__FORWARD_ROWS_128,
+      ATTN__FORWARD_KEYS_128_BAND,
+      384,
+      ATTN__FORWARD_SHARED_128_BAND,
       {"flash_forward_f16_128_band", "flash_forward_bf16_128_band"}}},
-    {{ATTN__FORWARD_ROWS_256, ATTN__FORWARD_KEYS_256, 384, ATTN__FORWARD_SHARED_256,
+    {{ATTN__FORWARD_ROWS_256,
+      ATTN__FORWARD_KEYS_256,
+      384,
+      ATTN__FORWARD_SHARED_256,
       {"flash_forward_f16_256", "flash_forward_bf16_256"}},
-     {ATTN__FORWARD_ROWS_256, ATTN__FORWARD_KEYS_256, 384, ATTN__FORWARD_SHARED_256,
+     {ATTN__FORWARD_ROWS_256,
+      ATTN__FORWARD_KEYS_256,
+      384,
+      ATTN__FORWARD_SHARED_256,
       {"flash_forward_f16_256", "flash_forward_bf16_256"}}},
 };
 
@@ -99,8 +117,8 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__min(tokens, ATTN__FORWARD_FAR);
 }
 
-/* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many heads
- * as the L2 cache has room for the keys and values of. */
+/* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many
+ * heads as the L2 cache has room for the keys and values of. */
 static int32_t together_of(const attn__cuda_call *call)
 {
     const int64_t planes = call->batch * call->heads_q, group = call->heads_q / call->heads_kv;
@@ -121,12 +139,12 @@ static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *cal
     const variant *v = variant_of(call);
     const bool ragged = call->cu_q != NULL;
     CUtensorMap q, k, value;
-    ATTN__TRY(attn__cuda_map(&q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q, call->batch, ragged,
-                             v->rows, call->o.data));
-    ATTN__TRY(attn__cuda_map(&k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, call->batch,
-                             ragged, v->keys, call->o.data));
-    ATTN__TRY(attn__cuda_map(&value, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, call->batch,
-                             ragged, v->keys, call->o.data));
+    ATTN__TRY(attn__cuda_map(&q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q,
+                             call->batch, ragged, v->rows, call->o.data));
+    ATTN__TRY(attn__cuda_map(&k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv,
+                             call->batch, ragged, v->keys, call->o.data));
+    ATTN__TRY(attn__cuda_map(&value, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv,
+                             call->batch, ragged, v->keys, call->o.data));
     memcpy(&p->q, &q, sizeof q);
     memcpy(&p->k, &k, sizeof k);
     memcpy(&p->v, &value, sizeof value);
@@ -168,11 +186,13 @@ static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
 
 static attn_status check_arrays(const attn__cuda_call *call)
 {
-    const bool inputs = attn__cuda_map_fits(&call->q) && attn__cuda_map_fits(&call->k) && attn__cuda_map_fits(&call->v);
+    const bool inputs =
+        attn__cuda_map_fits(&call->q) && attn__cuda_map_fits(&call->k) && attn__cuda_map_fits(&call->v);
     if (!inputs || !attn__cuda_aligned(&call->o, attn_dtype_size(call->dtype_out))) {
-        return attn__fail(ATTN_EUNSUPPORTED,
-                          "flash-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 bytes, and so "
-                          "must each of their batches, heads and tokens; copy them, or take the kernel fma-sm90");
+        return attn__fail(
+            ATTN_EUNSUPPORTED,
+            "flash-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 bytes, and so "
+            "must each of their batches, heads and tokens; copy them, or take the kernel fma-sm90");
     }
     return ATTN_OK;
 }
@@ -189,7 +209,8 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     if (p.tiles == 0) {
         return ATTN_OK;
     }
-    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward", v->shared));
+    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward",
+                                  v->shared));
     const attn__cuda_launch one = {
         .function = function,
         .grid = {(unsigned)attn__min(p.tiles, sms), 1, 1},

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_sm90.c - the row "flash-sm90" of the CUDA table: attention and its gradients by Hopper's asynchronous matrix
- * products of 16-bit operands.
+ * flash_sm90.c - the row "flash-sm90" of the CUDA table: attention and its gradients by Hopper's asynchronous
+ * matrix products of 16-bit operands.
  */
 #include "kernel/cuda/flash_backward.h"
 #include "kernel/cuda/flash_forward.h"

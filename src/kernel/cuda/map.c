@@ -7,7 +7,8 @@
 bool attn__cuda_aligned(const attn__cuda_tensor *t, size_t size)
 {
     const int64_t step = (int64_t)(16 / size);
-    return ((uintptr_t)t->data & 15) == 0 && t->batch % step == 0 && t->head % step == 0 && t->token % step == 0;
+    return ((uintptr_t)t->data & 15) == 0 && t->batch % step == 0 && t->head % step == 0 &&
+           t->token % step == 0;
 }
 
 bool attn__cuda_map_fits(const attn__cuda_tensor *t)
@@ -24,10 +25,12 @@ static cuuint64_t stride_of(int64_t count, int64_t stride)
 }
 
 attn_status attn__cuda_map(CUtensorMap *map, attn_dtype dtype, const attn__cuda_tensor *tensor, int64_t dim,
-                           int64_t heads, int64_t tokens, int64_t batch, bool ragged, int rows, void *anything)
+                           int64_t heads, int64_t tokens, int64_t batch, bool ragged, int rows,
+                           void *anything)
 {
     const cuuint64_t token = stride_of(ragged ? 2 : tokens, tensor->token);
-    cuuint64_t sizes[5] = {(cuuint64_t)dim, (cuuint64_t)attn__max(tokens, 1), (cuuint64_t)heads, (cuuint64_t)batch, 1};
+    cuuint64_t sizes[5] = {(cuuint64_t)dim, (cuuint64_t)attn__max(tokens, 1), (cuuint64_t)heads,
+                           (cuuint64_t)batch, 1};
     cuuint64_t strides[4] = {token, stride_of(heads, tensor->head), stride_of(batch, tensor->batch), 16};
     if (ragged) {
         sizes[1] = ATTN__MAP_RAGGED;
@@ -37,10 +40,10 @@ attn_status attn__cuda_map(CUtensorMap *map, attn_dtype dtype, const attn__cuda_
     }
     const cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
     return attn__cuda_check(
-        attn__cuda.tensor_map(map,
-                              dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                              5, tensor->data != NULL ? tensor->data : anything, sizes, strides, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        attn__cuda.tensor_map(
+            map, dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5,
+            tensor->data != NULL ? tensor->data : anything, sizes, strides, box, steps,
+            CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+            CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "cuTensorMapEncodeTiled");
 }
