@@ -122,31 +122,27 @@ FEW unsigned few_units_of(const few_params *p, int first, int last)
     return __shfl_sync(~0u, few_running_sum(sum), 31);
 }
 
-/* Units of all tiles; of `blocks` blocks the first `extra` have share + 1, the others share. */
+/* Units of all tiles, and the blocks that share them: block i begins at unit i * total / blocks. */
 typedef struct few_cut {
-    unsigned total, blocks, share, extra;
+    unsigned total, blocks;
 } few_cut;
 
 FEW few_cut few_cut_of(const few_params *p)
 {
-    few_cut c;
-    c.total = few_units_of(p, 0, p->batch);
-    c.blocks = min((unsigned)p->blocks, max(1u, c.total / FEW_LEAST));
-    c.share = c.total / c.blocks;
-    c.extra = c.total - c.share * c.blocks;
+    unsigned total = few_units_of(p, 0, p->batch);
+    few_cut c = {total, min((unsigned)p->blocks, max(1u, total / FEW_LEAST))};
     return c;
 }
 
-/* The first unit of a block, and the block of a unit. */
 FEW unsigned few_first_of(const few_cut *c, unsigned block)
 {
-    return block * c->share + min(block, c->extra);
+    return (unsigned)((uint64_t)block * c->total / c->blocks);
 }
 
+/* The block of a unit. */
 FEW unsigned few_block_of(const few_cut *c, unsigned unit)
 {
-    unsigned larger = c->extra * (c->share + 1);
-    return unit < larger ? unit / (c->share + 1) : c->extra + (unit - larger) / c->share;
+    return (unsigned)((((uint64_t)unit + 1) * c->blocks + c->total - 1) / c->total) - 1;
 }
 
 /* A place among the units: unit `first` of a tile. */
@@ -202,8 +198,9 @@ FEW bool few_share_first(const few_params *p, few_share *c)
     if (blockIdx.x >= cut.blocks || cut.total == 0) {
         return false;
     }
-    c->at = few_find(p, few_first_of(&cut, blockIdx.x));
-    c->left = cut.share + (blockIdx.x < cut.extra);
+    unsigned first = few_first_of(&cut, blockIdx.x);
+    c->at = few_find(p, first);
+    c->left = few_first_of(&cut, blockIdx.x + 1) - first;
     c->last = min(c->at.tile.units, c->at.first + c->left);
     return true;
 }
