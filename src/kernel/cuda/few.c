@@ -82,8 +82,8 @@ static const char *rejects_layout(const attn__cuda_call *call)
         return "takes strides of batch, head and token that are multiples of 16 bytes and above 0";
     }
     int64_t units = attn__ceil_div(call->tokens_kv, FEW_UNIT) * tiles(call) * call->heads_kv;
-    if (tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
-        return "takes fewer than 2^31 keys, and 2^35 over all heads and tiles of 64 rows";
+    if (tokens_q >= INT32_MAX || tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
+        return "takes fewer than 2^31 tokens, and 2^35 over all heads and tiles of 64 rows";
     }
     return NULL;
 }

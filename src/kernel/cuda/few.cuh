@@ -181,8 +181,8 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
     }
 }
 
-/* scores[64][KEYS] = Q K^T */
-FEW void multiply_scores(float *scores, uint32_t q, uint32_t k)
+/* scores[64][KEYS] = Q K^T, a group of wgmma */
+FEW void begin_scores(float *scores, uint32_t q, uint32_t k)
 {
     wgmma_fence();
 #pragma unroll
@@ -192,12 +192,10 @@ FEW void multiply_scores(float *scores, uint32_t q, uint32_t k)
                     wgmma_matrix(k + i / 4 * (KEYS * 128) + inside, 16, 1024), i > 0);
     }
     wgmma_commit();
-    wgmma_wait(0);
-    pin(scores, KEYS / 2);
 }
 
-/* o += weights V */
-FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
+/* o += weights V, a group of wgmma */
+FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
 {
     pin(o, DIM / 2);
     wgmma_fence();
@@ -206,8 +204,6 @@ FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
         FEW_WGMMA_O(o, weights + 4 * i, wgmma_matrix(v + i * (16 * 128), KEYS * 128, 1024));
     }
     wgmma_commit();
-    wgmma_wait(0);
-    pin(o, DIM / 2);
 }
 
 /* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
@@ -247,9 +243,11 @@ FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool m
         s->sum[r] = s->sum[r] * fade[r] + sum[r];
         s->most[r] = most[r];
     }
+    if (__any_sync(~0u, fade[0] != 1.0f || fade[1] != 1.0f)) { /* rare after the first tiles */
 #pragma unroll
-    for (int i = 0; i < DIM / 2; i++) {
-        s->o[i] *= fade[i / 2 % 2];
+        for (int i = 0; i < DIM / 2; i++) {
+            s->o[i] *= fade[i / 2 % 2];
+        }
     }
 }
 
@@ -406,39 +404,53 @@ FEW void write_empty(const few_params *p)
     }
 }
 
-/* Keys from `key` on: a stage of K and the one of V after it. */
-FEW void compute_stages(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, uint32_t q,
-                        few_turn *t, int key)
+/* The stage is read: by one lane of each warp. */
+FEW void release(uint32_t shared, few_turn *t)
+{
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(ring_barrier(shared, *t) + 8);
+    }
+    turn_on(t, STAGES);
+}
+
+/*
+ * The keys of the share in this tile.  The ring has K and V in turn: while the product with a stage of V is under way,
+ * the one with the next stage of K is begun; after the last, with what is there, and nobody looks at it.
+ */
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, uint32_t q, few_turn *t)
 {
     float scores[KEYS / 2];
-    uint32_t weights[KEYS / 4], address = shared_address(shared);
-    bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
-    bool first_lane = threadIdx.x % 32 == 0;
+    uint32_t weights[KEYS / 4] = {0}, address = shared_address(shared);
+    bool more = true;
     mbarrier_wait(ring_barrier(address, *t), t->parity);
-    multiply_scores(scores, q, address + RING + t->stage * STAGE);
-    if (first_lane) {
-        mbarrier_arrive(ring_barrier(address, *t) + 8);
-    }
-    turn_on(t, STAGES);
-    if (!s->idle) {
-        softmax(s, scores, weights, key, masked, p->scale);
-    } else {
-#pragma unroll
-        for (int i = 0; i < KEYS / 4; i++) {
-            weights[i] = 0;
+    begin_scores(scores, q, address + RING + t->stage * STAGE);
+    wgmma_wait(0);
+    for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; more; key += KEYS) {
+        bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
+        pin(scores, KEYS / 2);
+        release(address, t);
+        if (!s->idle) {
+            softmax(s, scores, weights, key, masked, p->scale);
         }
-    }
-    mbarrier_wait(ring_barrier(address, *t), t->parity);
-    if (masked) {
-        lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
-    }
-    multiply_values(s->o, weights, address + RING + t->stage * STAGE);
-    if (first_lane) {
-        mbarrier_arrive(ring_barrier(address, *t) + 8);
-    }
-    turn_on(t, STAGES);
-    if (lost) {
-        add_values(p, c, s, key);
+        mbarrier_wait(ring_barrier(address, *t), t->parity);
+        if (masked) {
+            lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
+        }
+        few_turn k = *t;
+        turn_on(&k, STAGES);
+        more = key + KEYS < s->end;
+        begin_values(s->o, weights, address + RING + t->stage * STAGE);
+        if (more) {
+            mbarrier_wait(ring_barrier(address, k), k.parity);
+        }
+        begin_scores(scores, q, address + RING + k.stage * STAGE);
+        wgmma_wait(1);
+        pin(s->o, DIM / 2);
+        release(address, t);
+        if (lost) {
+            add_values(p, c, s, key);
+        }
+        wgmma_wait(0);
     }
 }
 
@@ -450,9 +462,7 @@ FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
         few_state s;
         begin_tile(p, c, &s);
         mbarrier_wait(q_barrier(address, q), q.parity);
-        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < s.end; key += KEYS) {
-            compute_stages(p, c, &s, shared, address + q.stage * Q_BYTES, &turn, key);
-        }
+        compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
         if (threadIdx.x % 32 == 0) {
             mbarrier_arrive(q_barrier(address, q) + 8);
         }

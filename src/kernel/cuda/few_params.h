@@ -25,7 +25,7 @@ enum {
 #define FEW_SHARED(dim) (2 * (FEW_ROWS * (dim)*2 + 16) + FEW_STAGES(dim) * (FEW_KEYS(dim) * (dim)*2 + 16))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
 /* registers of a thread, which leave room for a block of few_merge beside those of few */
-#define FEW_REGISTERS(dim) ((dim) == 256 ? 224 : 144)
+#define FEW_REGISTERS(dim) ((dim) == 256 ? 224 : 168)
 
 /* A CUtensorMap. */
 typedef struct few_map {

@@ -18,38 +18,41 @@
 /* ---- sequences and tiles ---- */
 
 typedef struct few_sequence {
-    int64_t q0, k0; /* first token */
-    int64_t shift;
+    int q0, k0; /* first token */
     int n_q, n_kv;
     int tiles; /* of one kv head */
 } few_sequence;
 
 FEW few_sequence few_sequence_of(const few_params *p, int b)
 {
-    few_sequence s = {0, 0, 0, p->tokens_q, p->tokens_kv, 0};
+    few_sequence s = {0, 0, p->tokens_q, p->tokens_kv, 0};
     if (p->cu_q != nullptr) {
-        s.q0 = p->cu_q[b];
+        s.q0 = (int)p->cu_q[b];
         s.n_q = (int)(p->cu_q[b + 1] - s.q0);
     }
     if (p->cu_kv != nullptr) {
-        s.k0 = p->cu_kv[b];
+        s.k0 = (int)p->cu_kv[b];
         s.n_kv = (int)(p->cu_kv[b + 1] - s.k0);
     }
-    s.shift = p->shifted ? p->shift : (int64_t)s.n_kv - s.n_q;
     s.tiles = (s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS;
     return s;
+}
+
+FEW int64_t few_shift(const few_params *p, const few_sequence *s)
+{
+    return p->shifted ? p->shift : (int64_t)s->n_kv - s->n_q;
 }
 
 /* Query `token` sees the keys lo .. hi - 1. */
 FEW int few_lo(const few_params *p, const few_sequence *s, int token)
 {
-    int64_t lo = token + s->shift - p->left;
+    int64_t lo = token + few_shift(p, s) - p->left;
     return lo < 0 ? 0 : lo > s->n_kv ? s->n_kv : (int)lo;
 }
 
 FEW int few_hi(const few_params *p, const few_sequence *s, int token)
 {
-    int64_t hi = token + s->shift + p->right + 1;
+    int64_t hi = token + few_shift(p, s) + p->right + 1;
     return hi < 0 ? 0 : hi > s->n_kv ? s->n_kv : (int)hi;
 }
 
