@@ -572,6 +572,15 @@ PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
     ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
 }
 
+/*
+ * Waited for when the weights of a step are made, long before its product: the loop in this wait is what keeps the assembler from
+ * waiting for the product before first, and making the weights after it, with nothing to overlap.
+ */
+PTX_INLINE void wait_v(shared_memory *m, uint32_t step)
+{
+    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
+}
+
 PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step)
 {
     const uint32_t rows = thread_number() / 128 * 64 * 128;
@@ -582,7 +591,6 @@ PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step
 
 PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uint32_t step)
 {
-    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
     ptx_wgmma_fence();
     product_o(o, weights, ptx_shared(m->v[stage_of(step)]));
     ptx_wgmma_commit();
@@ -641,6 +649,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         PTX_WGMMA_WAIT(0);
         take_s(p, m, t, s, &st, factor, key, step);
         round_weights(weights, s);
+        wait_v(m, step);
 #pragma unroll 1
         for (int i = 1; i < count; i++, step++) {
             key -= KEYS;
@@ -651,6 +660,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
             pass_turn();
             PTX_WGMMA_WAIT(1);
             take_s(p, m, t, s, &st, factor, key, step + 1);
+            wait_v(m, step + 1);
             PTX_WGMMA_WAIT(0);
             ptx_hold(o, OUTPUT);
             arrive(&m->v_empty[stage_of(step)]);
