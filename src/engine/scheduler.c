@@ -339,8 +339,8 @@ static attn_status settle(attn_plan *plan, const attn_options *options)
         .band = plan->band,
         .classic = options->classic != 0,
     };
-    if (options->workers == 0 && options->memory_limit > 0 && !plan->backward &&
-        options->device == ATTN_CPU) {
+    const bool one = plan->backward || (plan->gpu != NULL && plan->in_memory); /* by their nature */
+    if (options->workers == 0 && options->memory_limit > 0 && !one) {
         ATTN__TRY(search_workers(plan, options));
     }
     ATTN__TRY(find_cover(plan, options));

@@ -11,7 +11,8 @@
 #include "kernel/cuda/rows.h"
 
 enum {
-    MOST_ROWS = 128,        /* beyond, a kernel whose tiles are full of rows is faster */
+    MOST_ROWS = 128, /* beyond, a kernel whose tiles are full of rows is faster */
+    MERGE_BLOCKS = 8,
     MOST_SHARED = 227 << 10 /* of a block, which is then alone on its multiprocessor */
 };
 static const int64_t far_away = (int64_t)1 << 40; /* further than any key from any query */
@@ -81,8 +82,8 @@ static const char *rejects_layout(const attn__cuda_call *call)
         return "takes strides of batch, head and token that are multiples of 16 bytes and above 0";
     }
     int64_t units = attn__ceil_div(call->tokens_kv, FEW_UNIT) * tiles(call) * call->heads_kv;
-    if (tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
-        return "takes fewer than 2^31 keys, and 2^35 over all heads and tiles of 64 rows";
+    if (tokens_q >= INT32_MAX || tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
+        return "takes fewer than 2^31 tokens, and 2^35 over all heads and tiles of 64 rows";
     }
     return NULL;
 }
@@ -181,6 +182,14 @@ static int32_t team(const attn__cuda_call *call, const attn__cuda_device *device
     return parts > 6 ? 4 : parts > 3 ? 2 : 1;
 }
 
+/* Blocks of few_merge for a tile: a row for each team, until there are MERGE_BLOCKS a multiprocessor. */
+static int32_t row_blocks(const attn__cuda_call *call, const attn__cuda_device *device, int32_t warps)
+{
+    int64_t most = attn__ceil_div(tile_rows(call) * warps, FEW_MERGE_THREADS / 32);
+    int64_t count = attn__min(all_tiles(call), blocks(call, device));
+    return (int32_t)attn__max(attn__min(most, MERGE_BLOCKS * (int64_t)device->sms / attn__max(count, 1)), 1);
+}
+
 static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device, void *workspace)
 {
     room r = room_of(call, device);
@@ -207,6 +216,7 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->tiles = (int32_t)tiles(call);
     p->rows = (int32_t)tile_rows(call);
     p->team = team(call, device);
+    p->row_blocks = row_blocks(call, device, p->team);
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
@@ -247,9 +257,9 @@ static attn_status launch_few(few_params *p, const attn__cuda_call *call, const 
 static attn_status launch_merge(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
                                 void *stream)
 {
-    int64_t rows = attn__min(all_tiles(call), p->blocks) * p->rows;
+    int64_t tiles_or_blocks = attn__min(all_tiles(call), p->blocks);
     attn__cuda_launch launch = {
-        .grid = {(unsigned)attn__ceil_div(rows * p->team, FEW_MERGE_THREADS / 32), 1, 1},
+        .grid = {(unsigned)tiles_or_blocks * (unsigned)p->row_blocks, 1, 1},
         .block = FEW_MERGE_THREADS,
         .overlap = true,
         .stream = stream,

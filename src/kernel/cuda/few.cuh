@@ -6,7 +6,8 @@
  * METHOD.  The query heads of a kv head and their tokens are the rows of one tile, so that K and V are read
  * once for all of them; the keys are shared by all blocks (few_share.cuh; the idea of Flash-Decoding, Dao et
  * al. 2023, with the even cut of Stream-K, Osama et al., arXiv 2301.03598), and few_merge.cu merges what they
- * found.  A block is one warp that lets the copy engine fill a ring of tiles of K and V in turn, and a warpgroup:
+ * found.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one that fetches the
+ * rows of Q of the next tile, and a warpgroup:
  *
  *     S = Q K^T            wgmma, both in shared memory; 64 rows, whatever of them is used
  *     P = exp2(S * scale - max), sum     in registers, fp32
@@ -29,34 +30,36 @@ enum {
     STAGE = KEYS * DIM * 2, /* bytes */
     SLABS = DIM / 64,       /* of 64 dims, 128 bytes, of all rows or keys: one behind the other */
     STAGES = FEW_STAGES(DIM),
-    AHEAD = (STAGES + 1) / 2, /* tiles of K and of V that are asked for early */
-    RING = FEW_ROWS * DIM * 2, /* where the ring begins, behind Q */
+    Q_BYTES = FEW_ROWS * DIM * 2,
+    RING = 2 * Q_BYTES, /* where the ring begins, behind Q of two tiles */
     BARRIERS = RING + STAGES * STAGE,
+    Q_BARRIERS = BARRIERS + STAGES * 16,
     COMPUTING = 128, /* threads */
     WARPS = COMPUTING / 32
 };
 
-/* Where the ring is: a stage and how often it has gone round. */
+/* A buffer of several that are used in turn, and how often the turn has come round. */
 typedef struct few_turn {
     uint32_t stage, parity;
 } few_turn;
 
-FEW void turn_on(few_turn *t)
+FEW void turn_on(few_turn *t, uint32_t stages)
 {
-    if (++t->stage == STAGES) {
+    if (++t->stage == stages) {
         t->stage = 0;
         t->parity ^= 1;
     }
 }
 
-FEW uint32_t full_barrier(uint32_t shared, few_turn t)
+/* Two barriers a buffer: it is full; 8 bytes on, it is empty. */
+FEW uint32_t ring_barrier(uint32_t shared, few_turn t)
 {
     return shared + BARRIERS + t.stage * 16;
 }
 
-FEW uint32_t empty_barrier(uint32_t shared, few_turn t)
+FEW uint32_t q_barrier(uint32_t shared, few_turn t)
 {
-    return full_barrier(shared, t) + 8;
+    return shared + Q_BARRIERS + t.stage * 16;
 }
 
 /* The key after the last of the share's part of this tile. */
@@ -71,10 +74,10 @@ FEW int share_end(const few_share *c)
 FEW void load_stage(const few_params *p, const few_share *c, const few_map *whole, const few_map *unit, uint32_t shared,
                     few_turn *t, int from, int keys, uint64_t policy)
 {
-    uint32_t full = full_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
+    uint32_t full = ring_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
     int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
     int y = (int)(c->at.sequence.k0 + from);
-    mbarrier_wait(empty_barrier(shared, *t), t->parity ^ 1);
+    mbarrier_wait(full + 8, t->parity ^ 1);
     if (keys > KEYS - FEW_UNIT) {
         mbarrier_expect(full, STAGE);
 #pragma unroll
@@ -92,21 +95,7 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
             }
         }
     }
-    turn_on(t);
-}
-
-/* Asks the second-level cache for what the share begins with.  That changes nothing that anyone can see, so it may
- * be done before the kernels before this one have ended. */
-FEW void prefetch_share(const few_params *p, const few_share *c)
-{
-    int from = c->at.tile.lo + (int)c->at.first * FEW_UNIT, end = min(share_end(c), from + AHEAD * KEYS);
-    for (int key = from; key < end; key += KEYS) {
-#pragma unroll
-        for (int slab = 0; slab < SLABS; slab++) {
-            tma_prefetch_4d(&p->k, slab * 64, key, c->at.head, c->at.b);
-            tma_prefetch_4d(&p->v, slab * 64, key, c->at.head, c->at.b);
-        }
-    }
+    turn_on(t, STAGES);
 }
 
 FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
@@ -120,6 +109,36 @@ FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
             load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, policy);
             load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, policy);
         }
+    } while (few_share_next(p, c));
+}
+
+/* ---- the warp that loads Q ---- */
+
+/* The tile's rows of Q, swizzled; zeros where a warp that computes has rows that are not used. */
+FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
+{
+    int used = (c->at.tile.rows + 15) / 16 * 16;
+    const uint16_t *from = (const uint16_t *)p->q.data;
+    for (int i = (int)(threadIdx.x % 32); i < used * (DIM / 8); i += 32) {
+        int row = i / (DIM / 8), piece = i % (DIM / 8), in_head = c->at.index * FEW_ROWS + row;
+        int token = in_head / p->group, head = c->at.head * p->group + in_head - token * p->group;
+        bool there = row < c->at.tile.rows && piece * 8 < p->dim_qk;
+        int64_t at = there ? few_offset(&p->q, &c->at.sequence, c->at.b, head, token) + piece * 8 : 0;
+        copy_async_16(to + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at, there ? 16 : 0);
+    }
+    copy_async_wait();
+    fence_proxy_async();
+}
+
+FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
+{
+    few_turn turn = {0, 0};
+    do {
+        uint32_t full = q_barrier(shared, turn);
+        mbarrier_wait(full + 8, turn.parity ^ 1);
+        load_q(p, c, shared + turn.stage * Q_BYTES);
+        mbarrier_arrive(full);
+        turn_on(&turn, 2);
     } while (few_share_next(p, c));
 }
 
@@ -139,24 +158,6 @@ FEW void pin(float *x, int count)
 #pragma unroll
     for (int i = 0; i < count; i++) {
         asm volatile("" : "+f"(x[i])::"memory");
-    }
-}
-
-/* The tile's rows of Q, swizzled; zeros where a warp has rows that are not used. */
-FEW void load_q(const few_params *p, const few_share *c, unsigned char *q)
-{
-    int used = (c->at.tile.rows + 15) / 16 * 16;
-    const uint16_t *from = (const uint16_t *)p->q.data;
-#pragma unroll 4
-    for (int i = (int)threadIdx.x; i < used * (DIM / 8); i += COMPUTING) {
-        int row = i / (DIM / 8), piece = i % (DIM / 8);
-        uint4 x = make_uint4(0, 0, 0, 0);
-        if (row < c->at.tile.rows && piece * 8 < p->dim_qk) {
-            int in_head = c->at.index * FEW_ROWS + row;
-            int head = c->at.head * p->group + in_head % p->group;
-            x = *(const uint4 *)(from + few_offset(&p->q, &c->at.sequence, c->at.b, head, in_head / p->group) + piece * 8);
-        }
-        *(uint4 *)(q + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16) = x;
     }
 }
 
@@ -180,8 +181,8 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
     }
 }
 
-/* scores[64][KEYS] = Q K^T */
-FEW void multiply_scores(float *scores, uint32_t q, uint32_t k)
+/* scores[64][KEYS] = Q K^T, a group of wgmma */
+FEW void begin_scores(float *scores, uint32_t q, uint32_t k)
 {
     wgmma_fence();
 #pragma unroll
@@ -191,12 +192,10 @@ FEW void multiply_scores(float *scores, uint32_t q, uint32_t k)
                     wgmma_matrix(k + i / 4 * (KEYS * 128) + inside, 16, 1024), i > 0);
     }
     wgmma_commit();
-    wgmma_wait(0);
-    pin(scores, KEYS / 2);
 }
 
-/* o += weights V */
-FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
+/* o += weights V, a group of wgmma */
+FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
 {
     pin(o, DIM / 2);
     wgmma_fence();
@@ -205,8 +204,6 @@ FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
         FEW_WGMMA_O(o, weights + 4 * i, wgmma_matrix(v + i * (16 * 128), KEYS * 128, 1024));
     }
     wgmma_commit();
-    wgmma_wait(0);
-    pin(o, DIM / 2);
 }
 
 /* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
@@ -246,9 +243,11 @@ FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool m
         s->sum[r] = s->sum[r] * fade[r] + sum[r];
         s->most[r] = most[r];
     }
+    if (__any_sync(~0u, fade[0] != 1.0f || fade[1] != 1.0f)) { /* rare after the first tiles */
 #pragma unroll
-    for (int i = 0; i < DIM / 2; i++) {
-        s->o[i] *= fade[i / 2 % 2];
+        for (int i = 0; i < DIM / 2; i++) {
+            s->o[i] *= fade[i / 2 % 2];
+        }
     }
 }
 
@@ -405,95 +404,121 @@ FEW void write_empty(const few_params *p)
     }
 }
 
-/* One stage of K and the one of V after it. */
-FEW void compute_stages(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, uint32_t address,
-                        few_turn *t, int key)
+/* The stage is read: by one lane of each warp. */
+FEW void release(uint32_t shared, few_turn *t)
+{
+    if (threadIdx.x % 32 == 0) {
+        mbarrier_arrive(ring_barrier(shared, *t) + 8);
+    }
+    turn_on(t, STAGES);
+}
+
+/*
+ * The keys of the share in this tile.  The ring has K and V in turn: while the product with a stage of V is under way,
+ * the one with the next stage of K is begun; after the last, with what is there, and nobody looks at it.
+ */
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, uint32_t q, few_turn *t)
 {
     float scores[KEYS / 2];
-    uint32_t weights[KEYS / 4];
-    bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
-    bool first_lane = threadIdx.x % 32 == 0;
-    mbarrier_wait(full_barrier(address, *t), t->parity);
-    multiply_scores(scores, address, address + RING + t->stage * STAGE);
-    if (first_lane) {
-        mbarrier_arrive(empty_barrier(address, *t));
-    }
-    turn_on(t);
-    if (!s->idle) {
-        softmax(s, scores, weights, key, masked, p->scale);
-    } else {
-#pragma unroll
-        for (int i = 0; i < KEYS / 4; i++) {
-            weights[i] = 0;
+    uint32_t weights[KEYS / 4] = {0}, address = shared_address(shared);
+    bool more = true;
+    mbarrier_wait(ring_barrier(address, *t), t->parity);
+    begin_scores(scores, q, address + RING + t->stage * STAGE);
+    wgmma_wait(0);
+    for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; more; key += KEYS) {
+        bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
+        pin(scores, KEYS / 2);
+        release(address, t);
+        if (!s->idle) {
+            softmax(s, scores, weights, key, masked, p->scale);
         }
-    }
-    mbarrier_wait(full_barrier(address, *t), t->parity);
-    if (masked) {
-        lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
-    }
-    multiply_values(s->o, weights, address + RING + t->stage * STAGE);
-    if (first_lane) {
-        mbarrier_arrive(empty_barrier(address, *t));
-    }
-    turn_on(t);
-    if (lost) {
-        add_values(p, c, s, key);
+        mbarrier_wait(ring_barrier(address, *t), t->parity);
+        if (masked) {
+            lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
+        }
+        few_turn k = *t;
+        turn_on(&k, STAGES);
+        more = key + KEYS < s->end;
+        begin_values(s->o, weights, address + RING + t->stage * STAGE);
+        if (more) {
+            mbarrier_wait(ring_barrier(address, k), k.parity);
+        }
+        begin_scores(scores, q, address + RING + k.stage * STAGE);
+        wgmma_wait(1);
+        pin(s->o, DIM / 2);
+        release(address, t);
+        if (lost) {
+            add_values(p, c, s, key);
+        }
+        wgmma_wait(0);
     }
 }
 
-FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared, uint32_t address)
+FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
-    few_turn turn = {0, 0};
+    few_turn turn = {0, 0}, q = {0, 0};
+    uint32_t address = shared_address(shared);
     do {
         few_state s;
-        named_barrier(1, COMPUTING); /* nobody reads the Q of the tile before */
-        load_q(p, c, shared);
-        fence_proxy_async();
-        named_barrier(1, COMPUTING);
         begin_tile(p, c, &s);
-        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < s.end; key += KEYS) {
-            compute_stages(p, c, &s, shared, address, &turn, key);
+        mbarrier_wait(q_barrier(address, q), q.parity);
+        compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
+        if (threadIdx.x % 32 == 0) {
+            mbarrier_arrive(q_barrier(address, q) + 8);
         }
+        turn_on(&q, 2);
         end_tile(p, c, &s);
     } while (few_share_next(p, c));
+}
+
+FEW void make_barriers(uint32_t shared)
+{
+    for (uint32_t i = 0; i < STAGES; i++) {
+        few_turn t = {i, 0};
+        mbarrier_init(ring_barrier(shared, t), 1);
+        mbarrier_init(ring_barrier(shared, t) + 8, WARPS);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        few_turn t = {i, 0};
+        mbarrier_init(q_barrier(shared, t), 32);
+        mbarrier_init(q_barrier(shared, t) + 8, WARPS);
+    }
+    mbarrier_init_fence();
 }
 
 extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM)) few(const __grid_constant__ few_params params)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
     const few_params *p = &params;
-    uint32_t address = shared_address(shared);
+    int warp = (int)(threadIdx.x / 32) - WARPS;
     if (threadIdx.x == 0) {
-        for (uint32_t stage = 0; stage < STAGES; stage++) {
-            few_turn t = {stage, 0};
-            mbarrier_init(full_barrier(address, t), 1);
-            mbarrier_init(empty_barrier(address, t), WARPS);
-        }
-        mbarrier_init_fence();
+        make_barriers(shared_address(shared));
         tma_prefetch(&p->k);
         tma_prefetch(&p->v);
     }
     __syncthreads();
     few_share share;
-    bool fixed = few_fixed(p), loads = threadIdx.x >= COMPUTING;
+    bool fixed = few_fixed(p);
     if (!fixed) {
         grid_wait();
     }
     bool mine = few_share_first(p, &share);
     if (fixed) {
-        if (mine && threadIdx.x == COMPUTING) {
-            prefetch_share(p, &share);
-        }
         grid_wait();
     }
     grid_release();
-    if (!loads && mine) {
-        compute_share(p, &share, shared, address);
-    } else if (loads) {
-        if (mine && threadIdx.x == COMPUTING) {
-            load_share(p, &share, address);
+    if (warp < 0) {
+        if (mine) {
+            compute_share(p, &share, shared);
         }
-        __syncwarp();
+    } else if (warp == 0) {
+        if (mine && threadIdx.x % 32 == 0) {
+            load_share(p, &share, shared_address(shared));
+        }
+    } else {
+        if (mine) {
+            load_share_q(p, &share, shared_address(shared));
+        }
         write_empty(p);
     }
 }

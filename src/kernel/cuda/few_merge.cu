@@ -10,12 +10,14 @@
  */
 #include "kernel/cuda/few_share.cuh"
 
-enum { WARPS = FEW_MERGE_THREADS / 32, COLUMNS = 256 / 128 };
+enum {
+    WARPS = FEW_MERGE_THREADS / 32,
+    FLIGHT = 5 /* parts that are on their way at once */
+};
 
-/* Sums over some of the parts: of the columns 128 * i + 4 * lane and the 3 next in o[i]; below, the row's maximum, in
- * powers of 2, and its sum. */
+/* Sums over some of the parts: of 4 columns; below, the row's maximum, in powers of 2, and its sum. */
 typedef struct merge_sums {
-    float4 o[COLUMNS];
+    float4 o;
     float2 below;
 } merge_sums;
 
@@ -69,105 +71,101 @@ FEW merge_tile find_tile(const few_params *p, int number)
 }
 
 /* Adds another's. */
-FEW void add_sums(merge_sums *s, float2 below, const float4 *o)
+FEW void add_sums(merge_sums *s, float2 below, float4 o)
 {
     float most = fmaxf(s->below.x, below.x), used = most == -INFINITY ? 0.0f : most;
     float mine = exp2_fast(s->below.x - used), other = exp2_fast(below.x - used);
     s->below = make_float2(most, s->below.y * mine + below.y * other);
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++) {
-        s->o[i] = make_float4(s->o[i].x * mine + o[i].x * other, s->o[i].y * mine + o[i].y * other,
-                              s->o[i].z * mine + o[i].z * other, s->o[i].w * mine + o[i].w * other);
-    }
+    s->o = make_float4(s->o.x * mine + o.x * other, s->o.y * mine + o.y * other, s->o.z * mine + o.z * other,
+                       s->o.w * mine + o.w * other);
 }
 
-/* Every team-th part of a row.  Its first part ends a block's share, the others begin one. */
-FEW void add_parts(const few_params *p, merge_sums *s, const merge_tile *t, int row, unsigned member)
+/* Every team-th part of 4 columns of a row.  The first part ends a block's share, the others begin one. */
+FEW void add_parts(const few_params *p, merge_sums *s, const merge_tile *t, int row, int column, unsigned member)
 {
-    const float2 *stats = (const float2 *)p->stats;
-    const float4 *partial = (const float4 *)p->partial;
-    int lane = (int)(threadIdx.x % 32);
-#pragma unroll 4
-    for (unsigned part = member; part < t->parts; part += (unsigned)p->team) {
-        int64_t at = ((int64_t)(t->first + part) * 2 + (part == 0)) * p->rows + row;
-        float4 o[COLUMNS];
+    unsigned team = (unsigned)p->team;
+    for (unsigned begin = member; begin < t->parts; begin += FLIGHT * team) {
+        float2 below[FLIGHT];
+        float4 o[FLIGHT];
 #pragma unroll
-        for (int i = 0; i < COLUMNS; i++) {
-            bool there = 128 * i + 4 * lane < p->dim_v;
-            o[i] = there ? __ldcg(partial + at * (p->dim_v / 4) + 32 * i + lane) : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        for (unsigned i = 0; i < FLIGHT; i++) {
+            unsigned part = begin + i * team;
+            int64_t at = ((int64_t)(t->first + part) * 2 + (part == 0)) * p->rows + row;
+            below[i] = make_float2(-INFINITY, 0.0f);
+            o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+            if (part < t->parts) {
+                below[i] = __ldcg((const float2 *)p->stats + at);
+                if (column < p->dim_v) {
+                    o[i] = __ldcg((const float4 *)(p->partial + at * p->dim_v + column));
+                }
+            }
         }
-        add_sums(s, __ldcg(stats + at), o);
+#pragma unroll
+        for (int i = 0; i < FLIGHT; i++) {
+            add_sums(s, below[i], o[i]);
+        }
     }
 }
 
-/* What the other warps of the team have found. */
+/* What the other warps of the team have found, to its first. */
 FEW void add_team(const few_params *p, merge_sums *s, int warp, int member)
 {
-    __shared__ float4 o[WARPS][COLUMNS][32];
-    __shared__ float2 below[WARPS];
+    __shared__ merge_sums found[WARPS][32];
     int lane = (int)(threadIdx.x % 32);
+    found[warp][lane] = *s;
     __syncthreads();
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++) {
-        o[warp][i][lane] = s->o[i];
+    for (int i = 1; member == 0 && i < p->team; i++) {
+        add_sums(s, found[warp + i][lane].below, found[warp + i][lane].o);
     }
-    below[warp] = s->below;
     __syncthreads();
-    for (int other = warp + 1; member == 0 && other < warp + p->team; other++) {
-        float4 x[COLUMNS];
-#pragma unroll
-        for (int i = 0; i < COLUMNS; i++) {
-            x[i] = o[other][i][lane];
-        }
-        add_sums(s, below[other], x);
-    }
 }
 
-FEW void write_row(const few_params *p, const merge_sums *s, const merge_tile *t, int row, bool really)
+/* A row, by the warps of a team, 128 columns after the other.  Not really: only what leads to it. */
+FEW void merge_row(const few_params *p, const merge_tile *t, int row, bool really)
 {
-    int lane = (int)(threadIdx.x % 32);
-    few_row at = few_row_of(p, &t->sequence, t->b, t->head, t->index, row);
-    few_end end = few_end_of(p, s->below.x, s->below.y, at.lse);
-    __syncwarp();
-    if (!really) {
-        return;
-    }
-#pragma unroll
-    for (int i = 0; i < COLUMNS; i++) {
-        int column = 128 * i + 4 * lane;
-        if (column < p->dim_v) {
-            few_store(p, at.o + column, end, s->o[i].x, s->o[i].y);
-            few_store(p, at.o + column + 2, end, s->o[i].z, s->o[i].w);
-        }
-    }
-    if (lane == 0 && at.lse != nullptr) {
-        *at.lse = end.lse;
-    }
-}
-
-extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS) few_merge(const __grid_constant__ few_params params)
-{
-    const few_params *p = &params;
-    int warp = (int)(threadIdx.x / 32), member = warp % p->team;
-    int64_t number = ((int64_t)blockIdx.x * WARPS + warp) / p->team; /* rows of all tiles or blocks */
-    int row = (int)(number % p->rows);
-    grid_release();
-    merge_tile tile = find_tile(p, (int)(number / p->rows));
-    bool mine = tile.parts > 1 && tile.index * FEW_ROWS + row < tile.sequence.n_q * p->group;
-#pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        merge_sums s = {{}, {-INFINITY, 0.0f}};
-        if (pass == 1) {
-            grid_wait();
-        }
+    int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32), member = warp % p->team;
+    bool mine = t->index * FEW_ROWS + row < t->sequence.n_q * p->group && row < p->rows;
+    few_row at = few_row_of(p, &t->sequence, t->b, t->head, t->index, mine ? row : 0);
+    few_end end;
+    for (int column = 4 * lane; column < p->dim_v + 4 * lane; column += 128) {
+        merge_sums s = {{0.0f, 0.0f, 0.0f, 0.0f}, {-INFINITY, 0.0f}};
         if (mine) {
-            add_parts(p, &s, &tile, row, (unsigned)member);
+            add_parts(p, &s, t, row, column, (unsigned)member);
         }
         if (p->team > 1) {
             add_team(p, &s, warp, member);
         }
-        if (mine && member == 0) {
-            write_row(p, &s, &tile, row, pass == 1);
+        end = few_end_of(p, s.below.x, s.below.y, at.lse);
+        if (mine && really && member == 0 && column < p->dim_v) {
+            few_store(p, at.o + column, end, s.o.x, s.o.y);
+            few_store(p, at.o + column + 2, end, s.o.z, s.o.w);
+        }
+    }
+    __syncwarp();
+    if (mine && really && member == 0 && lane == 0 && at.lse != nullptr) {
+        *at.lse = end.lse;
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 6) few_merge(const __grid_constant__ few_params params)
+{
+    const few_params *p = &params;
+    int teams = WARPS / p->team, number = (int)blockIdx.x / p->row_blocks; /* of tile or block */
+    int first = ((int)blockIdx.x - number * p->row_blocks) * teams;        /* row */
+    grid_release();
+    merge_tile tile = find_tile(p, number);
+    if (tile.parts < 2) {
+        grid_wait(); /* or what comes after this kernel would not wait for the one before it */
+        return;
+    }
+#pragma unroll 1
+    for (int pass = 0; pass < 2; pass++) {
+        if (pass == 1) {
+            grid_wait();
+        }
+        int end = pass == 1 ? p->rows : first + 1;
+        for (int row = first; row < end; row += p->row_blocks * teams) {
+            merge_row(p, &tile, row + (int)(threadIdx.x / 32) / p->team, pass == 1);
         }
     }
 }

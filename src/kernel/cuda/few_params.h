@@ -11,21 +11,21 @@ enum {
     FEW_ROWS = 64,          /* of a tile: what one product of a warpgroup has */
     FEW_UNIT = 16,          /* keys: what a block's share is counted in */
     FEW_LEAST = 8,          /* units that are worth a block */
-    FEW_THREADS = 160,      /* a warpgroup that computes, a warp that loads */
+    FEW_THREADS = 192,      /* a warpgroup that computes, a warp that loads K and V, one that loads Q */
     FEW_MERGE_THREADS = 128 /* of few_merge: it shares a multiprocessor with the blocks of the next few */
 };
 
 /*
  * Of a block of few_<dim>: keys of a stage of its ring, which is a tile of K or of V; stages; bytes of shared
- * memory: Q, the ring, two barriers a stage.  Sums of 256 dims take so many registers that a multiprocessor
- * has room for one block, else for two.
+ * memory: Q twice, the ring, two barriers for each.  Sums of 256 dims take so many registers that a
+ * multiprocessor has room for one block, else for two.
  */
-#define FEW_KEYS(dim)   ((dim) == 64 ? 64 : 32)
-#define FEW_STAGES(dim) ((dim) == 256 ? 4 : (dim) == 128 ? 5 : 8)
-#define FEW_SHARED(dim) (FEW_ROWS * (dim)*2 + FEW_STAGES(dim) * (FEW_KEYS(dim) * (dim)*2 + 16))
+#define FEW_KEYS(dim)   ((dim) == 128 ? 32 : 64)
+#define FEW_STAGES(dim) ((dim) == 256 ? 2 : (dim) == 128 ? 4 : 10)
+#define FEW_SHARED(dim) (2 * (FEW_ROWS * (dim)*2 + 16) + FEW_STAGES(dim) * (FEW_KEYS(dim) * (dim)*2 + 16))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
-/* registers of a thread, which leave room for blocks of few_merge beside those of few */
-#define FEW_REGISTERS(dim) ((dim) == 256 ? 208 : 144)
+/* registers of a thread, which leave room for a block of few_merge beside those of few */
+#define FEW_REGISTERS(dim) ((dim) == 256 ? 224 : 168)
 
 /* A CUtensorMap. */
 typedef struct few_map {
@@ -54,10 +54,11 @@ typedef struct few_params {
     int32_t batch, heads_kv, group;
     int32_t tokens_q, tokens_kv;
     int32_t dim_qk, dim_v;
-    int32_t tiles;     /* of one kv head, at most */
-    int32_t rows;      /* of a tile, at most */
-    int32_t team;      /* few_merge: warps that share a row */
-    int32_t dtype_out; /* attn_dtype */
+    int32_t tiles;      /* of one kv head, at most */
+    int32_t rows;       /* of a tile, at most */
+    int32_t team;       /* few_merge: warps that share a row */
+    int32_t row_blocks; /* few_merge: blocks that share the rows of a tile */
+    int32_t dtype_out;  /* attn_dtype */
     int32_t shifted, merge;
     int32_t blocks;  /* of few, at most */
     int32_t by_tile; /* few_merge looks at each tile; else, where they are fewer, at each block's last */

@@ -71,14 +71,6 @@ PTX void tma_load_4d(uint32_t to, const void *map, uint32_t barrier, int x, int 
                  : "memory");
 }
 
-/* The same box to the second-level cache only. */
-PTX void tma_prefetch_4d(const void *map, int x, int y, int z, int w)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
-                 "r"(z), "r"(w)
-                 : "memory");
-}
-
 /* For what is read once. */
 PTX uint64_t policy_evict_first()
 {
@@ -93,14 +85,21 @@ PTX void fence_proxy_async()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-/* ---- barriers among some warps ---- */
-
-PTX void named_barrier(int id, int threads)
+/* 16 bytes to shared memory, of which the first `bytes` are read and the others 0; done for this thread after
+ * the wait. */
+PTX void copy_async_16(uint32_t to, const void *from, uint32_t bytes)
 {
-    asm volatile("barrier.sync.aligned %0, %1;" ::"r"(id), "r"(threads) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
 }
 
-/* The same, and true for all if `flag` was for one. */
+PTX void copy_async_wait()
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
+/* ---- barriers among some warps ---- */
+
+/* Waits for all of them; true for all if `flag` was for one. */
 PTX bool named_barrier_or(int id, int threads, bool flag)
 {
     uint32_t any;

@@ -18,38 +18,41 @@
 /* ---- sequences and tiles ---- */
 
 typedef struct few_sequence {
-    int64_t q0, k0; /* first token */
-    int64_t shift;
+    int q0, k0; /* first token */
     int n_q, n_kv;
     int tiles; /* of one kv head */
 } few_sequence;
 
 FEW few_sequence few_sequence_of(const few_params *p, int b)
 {
-    few_sequence s = {0, 0, 0, p->tokens_q, p->tokens_kv, 0};
+    few_sequence s = {0, 0, p->tokens_q, p->tokens_kv, 0};
     if (p->cu_q != nullptr) {
-        s.q0 = p->cu_q[b];
+        s.q0 = (int)p->cu_q[b];
         s.n_q = (int)(p->cu_q[b + 1] - s.q0);
     }
     if (p->cu_kv != nullptr) {
-        s.k0 = p->cu_kv[b];
+        s.k0 = (int)p->cu_kv[b];
         s.n_kv = (int)(p->cu_kv[b + 1] - s.k0);
     }
-    s.shift = p->shifted ? p->shift : (int64_t)s.n_kv - s.n_q;
     s.tiles = (s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS;
     return s;
+}
+
+FEW int64_t few_shift(const few_params *p, const few_sequence *s)
+{
+    return p->shifted ? p->shift : (int64_t)s->n_kv - s->n_q;
 }
 
 /* Query `token` sees the keys lo .. hi - 1. */
 FEW int few_lo(const few_params *p, const few_sequence *s, int token)
 {
-    int64_t lo = token + s->shift - p->left;
+    int64_t lo = token + few_shift(p, s) - p->left;
     return lo < 0 ? 0 : lo > s->n_kv ? s->n_kv : (int)lo;
 }
 
 FEW int few_hi(const few_params *p, const few_sequence *s, int token)
 {
-    int64_t hi = token + s->shift + p->right + 1;
+    int64_t hi = token + few_shift(p, s) + p->right + 1;
     return hi < 0 ? 0 : hi > s->n_kv ? s->n_kv : (int)hi;
 }
 
@@ -122,31 +125,27 @@ FEW unsigned few_units_of(const few_params *p, int first, int last)
     return __shfl_sync(~0u, few_running_sum(sum), 31);
 }
 
-/* Units of all tiles; of `blocks` blocks the first `extra` have share + 1, the others share. */
+/* Units of all tiles, and the blocks that share them: block i begins at unit i * total / blocks. */
 typedef struct few_cut {
-    unsigned total, blocks, share, extra;
+    unsigned total, blocks;
 } few_cut;
 
 FEW few_cut few_cut_of(const few_params *p)
 {
-    few_cut c;
-    c.total = few_units_of(p, 0, p->batch);
-    c.blocks = min((unsigned)p->blocks, max(1u, c.total / FEW_LEAST));
-    c.share = c.total / c.blocks;
-    c.extra = c.total - c.share * c.blocks;
+    unsigned total = few_units_of(p, 0, p->batch);
+    few_cut c = {total, min((unsigned)p->blocks, max(1u, total / FEW_LEAST))};
     return c;
 }
 
-/* The first unit of a block, and the block of a unit. */
 FEW unsigned few_first_of(const few_cut *c, unsigned block)
 {
-    return block * c->share + min(block, c->extra);
+    return (unsigned)((uint64_t)block * c->total / c->blocks);
 }
 
+/* The block of a unit. */
 FEW unsigned few_block_of(const few_cut *c, unsigned unit)
 {
-    unsigned larger = c->extra * (c->share + 1);
-    return unit < larger ? unit / (c->share + 1) : c->extra + (unit - larger) / c->share;
+    return (unsigned)((((uint64_t)unit + 1) * c->blocks + c->total - 1) / c->total) - 1;
 }
 
 /* A place among the units: unit `first` of a tile. */
@@ -202,8 +201,9 @@ FEW bool few_share_first(const few_params *p, few_share *c)
     if (blockIdx.x >= cut.blocks || cut.total == 0) {
         return false;
     }
-    c->at = few_find(p, few_first_of(&cut, blockIdx.x));
-    c->left = cut.share + (blockIdx.x < cut.extra);
+    unsigned first = few_first_of(&cut, blockIdx.x);
+    c->at = few_find(p, first);
+    c->left = few_first_of(&cut, blockIdx.x + 1) - first;
     c->last = min(c->at.tile.units, c->at.first + c->left);
     return true;
 }

@@ -27,8 +27,8 @@
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(160)
 enum { GROUPS = 3, STAGES = 4, Q_STAGES = 2 };
 #else
-#define PRODUCER_REGISTERS PTX_REGISTERS_LESS(24)
-#define CONSUMER_REGISTERS PTX_REGISTERS_MORE(240)
+#define PRODUCER_REGISTERS PTX_REGISTERS_LESS(40)
+#define CONSUMER_REGISTERS PTX_REGISTERS_MORE(232)
 enum { GROUPS = 2, STAGES = 2, Q_STAGES = HEAD_DIM == 128 && KEYS <= 128 ? 2 : 1 };
 #endif
 
@@ -68,11 +68,17 @@ typedef struct shared_memory {
 
 static_assert(sizeof(shared_memory) <= SHARED, "shared memory");
 
-/* The number of the block's turn-th tile: there and back, so that long and short tiles add up. */
-PTX_INLINE int tile_number(int turn)
+/*
+ * The number of the block's tile of a round, or p->tiles or more.  Where tiles are of one length, blocks take them there
+ * and back, so that what is left over adds up; else each takes the next that is left when it has time for it.
+ */
+PTX_INLINE int tile_number(const attn__forward_params *p, int round)
 {
-    int along = turn & 1 ? (int)gridDim.x - 1 - (int)blockIdx.x : (int)blockIdx.x;
-    return turn * (int)gridDim.x + along;
+    const int first = round * (int)gridDim.x, block = (int)blockIdx.x;
+    if (p->taken == nullptr) {
+        return first + (round & 1 ? (int)gridDim.x - 1 - block : block);
+    }
+    return round == 0 ? block : (int)gridDim.x + atomicAdd(p->taken, 1);
 }
 
 /* The thread that does this has few registers: what is done lies in shared memory. */
@@ -179,9 +185,12 @@ PTX_INLINE void produce(const attn__forward_params *p, shared_memory *m)
     ptx_prefetch_map(&p->v);
     const tile *t = &m->next;
 #pragma unroll 1
-    for (int round = 0; round * (int)gridDim.x < p->tiles; round++) {
-        int number = tile_number(round);
+    for (int round = 0;; round++) {
+        const int number = tile_number(p, round);
         if (number >= p->tiles) {
+            if (p->taken != nullptr || round * (int)gridDim.x >= p->tiles) {
+                break;
+            }
             continue;
         }
         tile_of(&m->next, p, number);
@@ -563,6 +572,15 @@ PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
     ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
 }
 
+/*
+ * Waited for when the weights of a step are made, long before its product: the loop in this wait is what keeps the assembler from
+ * waiting for the product before first, and making the weights after it, with nothing to overlap.
+ */
+PTX_INLINE void wait_v(shared_memory *m, uint32_t step)
+{
+    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
+}
+
 PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step)
 {
     const uint32_t rows = thread_number() / 128 * 64 * 128;
@@ -573,7 +591,6 @@ PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step
 
 PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uint32_t step)
 {
-    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
     ptx_wgmma_fence();
     product_o(o, weights, ptx_shared(m->v[stage_of(step)]));
     ptx_wgmma_commit();
@@ -632,6 +649,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         PTX_WGMMA_WAIT(0);
         take_s(p, m, t, s, &st, factor, key, step);
         round_weights(weights, s);
+        wait_v(m, step);
 #pragma unroll 1
         for (int i = 1; i < count; i++, step++) {
             key -= KEYS;
@@ -642,6 +660,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
             pass_turn();
             PTX_WGMMA_WAIT(1);
             take_s(p, m, t, s, &st, factor, key, step + 1);
+            wait_v(m, step + 1);
             PTX_WGMMA_WAIT(0);
             ptx_hold(o, OUTPUT);
             arrive(&m->v_empty[stage_of(step)]);
