@@ -220,8 +220,15 @@ static int find_gpu(const bench_args *args)
 static void begin_table(sweep *s)
 {
     int count = COLUMNS;
+    const size_t unit = strlen("_s");
     memcpy(s->columns, columns, sizeof columns);
     if (s->args->common.device == ATTN_CUDA) {
+        for (int i = 0; i < count; i++) { /* times are microseconds there */
+            const char *key = s->columns[i].key;
+            if (strcmp(key + strlen(key) - unit, "_s") == 0) {
+                s->columns[i].precision = 6;
+            }
+        }
         s->columns[count - 1] = unwaited_column;
         s->columns[count++] = columns[COLUMNS - 1];
     }
