@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_forward.c - attention forward on Hopper: one kernel, and a number in the workspace where tiles are uneven.
+ * flash_forward.c - attention forward on Hopper: one kernel, and a number in the workspace where tiles are
+ * uneven.
  */
 #include "kernel/cuda/flash_forward.h"
 
@@ -199,14 +200,15 @@ static attn_status check_arrays(const attn__cuda_call *call)
 
 /* ---- the launch ---- */
 
-/* Are tiles of different lengths dealt out unevenly by going there and back?  Not where all heads take turns: then
- * their lengths fall from the first tile to the last. */
+/* Are tiles of different lengths dealt out unevenly by going there and back?  Not where all heads take turns:
+ * then their lengths fall from the first tile to the last. */
 static bool is_uneven(const attn__forward_params *p, const attn__cuda_call *call)
 {
     return p->cu_q != NULL || (p->together > 0 && p->together < call->batch * call->heads_q);
 }
 
-static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace, void *stream)
+static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                          void *stream)
 {
     const variant *v = variant_of(call);
     const int sms = call->sms > 0 && call->sms < device->sms ? call->sms : device->sms;
@@ -216,10 +218,12 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     if (p.tiles == 0) {
         return ATTN_OK;
     }
-    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward", v->shared));
+    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward",
+                                  v->shared));
     if (p.tiles > 2 * sms && is_uneven(&p, call)) {
         p.taken = workspace;
-        ATTN__CUDA_TRY(attn__cuda.memset_async((CUdeviceptr)(uintptr_t)workspace, 0, sizeof *p.taken, stream));
+        ATTN__CUDA_TRY(
+            attn__cuda.memset_async((CUdeviceptr)(uintptr_t)workspace, 0, sizeof *p.taken, stream));
     }
     const attn__cuda_launch one = {
         .function = function,

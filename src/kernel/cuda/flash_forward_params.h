@@ -44,10 +44,11 @@ typedef struct attn__forward_params {
     attn__forward_tensor o, lse;
     attn__forward_tensor q_rows, k_rows, v_rows; /* what the maps show, for rows that are computed anew */
     const int64_t *cu_q, *cu_kv;
-    int32_t *taken; /* zero: tiles that blocks have taken, beside the first of each; NULL: they are dealt out evenly */
-    float scale, scale_log2;                 /* both not negative */
-    int32_t batch, heads_q, group;           /* group = heads_q / heads_kv */
-    int32_t tokens_q, tokens_kv;             /* of a sequence, at most */
+    int32_t *taken; /* zero: tiles that blocks have taken, beside the first of each; NULL: they are dealt out
+                       evenly */
+    float scale, scale_log2;       /* both not negative */
+    int32_t batch, heads_q, group; /* group = heads_q / heads_kv */
+    int32_t tokens_q, tokens_kv;   /* of a sequence, at most */
     int32_t dim_qk, dim_v;
     int32_t left, right, shift, shifted; /* see cuda.h; sides at most FAR */
     int32_t tiles_q;                     /* of a sequence, at most */
