@@ -7,7 +7,7 @@
 exits 0 "attn info tells of GPUs" info
 if grep -Eq '^gpu +0 +missing' "$out"; then
     check "why there is none" grep -Eq '^gpu +0 +missing +(no CUDA driver|the CUDA driver|GPU 0 )' "$out"
-    for verb in "bench attention" check; do
+    for verb in "bench attention" "bench cqs" check; do
         # shellcheck disable=SC2086 # words
         exits 3 "attn $verb --device cuda" $verb --device cuda
         tells 'GPU|CUDA' "what is missing"
