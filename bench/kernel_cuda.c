@@ -237,73 +237,98 @@ static double reference(const problem *p, int64_t b, int64_t h, int64_t i, int64
     return sum > 0 ? most + log(sum) : -INFINITY;
 }
 
+/* What was seen of a case. */
+typedef struct tally {
+    double worst, most, worst_lse; /* of o, of o's own size, of lse */
+    int64_t wrong, rows, at[4];
+    double got, want;
+} tally;
+
+static void compare_row(tally *t, const problem *p, const array *old_o, const array *old_lse,
+                        const int64_t at[3], int64_t first, double lse, double *o)
+{
+    const shape *s = &p->s;
+    const float *seen = row_of(&p->o, &p->call.o, at[0], at[1], first + at[2]);
+    const float seen_lse = *row_of(&p->lse, &p->call.lse, at[0], at[1], first + at[2]);
+    if (s->merge) {
+        const float *old = row_of(old_o, &p->call.o, at[0], at[1], first + at[2]);
+        const double l = *row_of(old_lse, &p->call.lse, at[0], at[1], first + at[2]), m = fmax(l, lse);
+        const double both = m + log(exp(l - m) + exp(lse - m));
+        for (int64_t x = 0; x < s->dim_v; x++) {
+            o[x] = o[x] * exp(lse - both) + old[x] * exp(l - both);
+        }
+        lse = both;
+    }
+    t->worst_lse =
+        fmax(t->worst_lse, lse == -INFINITY ? (seen_lse == -INFINITY ? 0 : 1e9) : fabs(seen_lse - lse));
+    for (int64_t x = 0; x < s->dim_v; x++) {
+        const double error = isnan(o[x]) && isnan(seen[x]) ? 0 : fabs(seen[x] - o[x]);
+        t->most = fmax(t->most, fabs(o[x]));
+        t->wrong += !(error < 0.02);
+        if (!(error <= t->worst)) {
+            *t = (tally){error,           t->most, t->worst_lse, t->wrong, t->rows, {at[0], at[1], at[2], x},
+                         (double)seen[x], o[x]};
+        }
+    }
+    t->rows++;
+}
+
+static tally compare_all(const problem *p, const array *old_o, const array *old_lse)
+{
+    const shape *s = &p->s;
+    tally t = {.most = 1e-9};
+    double o[512];
+    for (int64_t b = 0; b < s->batch; b++) {
+        const int64_t nq = s->ragged ? p->cu[0][b + 1] - p->cu[0][b] : s->nq;
+        const int64_t nkv = s->ragged ? p->cu[1][b + 1] - p->cu[1][b] : s->nkv;
+        const int64_t step = nq * s->heads_q * s->batch > 3000 ? 7 : 1;
+        for (int64_t h = 0; h < s->heads_q; h++) {
+            for (int64_t i = 0; i < nq; i += step) {
+                const double lse = reference(p, b, h, i, nq, nkv, o);
+                compare_row(&t, p, old_o, old_lse, (const int64_t[]){b, h, i}, s->ragged ? p->cu[0][b] : 0,
+                            lse, o);
+            }
+        }
+    }
+    return t;
+}
+
+static array copy_of(const array *a)
+{
+    array copy = *a;
+    copy.seen = malloc((size_t)a->count * sizeof *a->seen);
+    memcpy(copy.seen, a->seen, (size_t)a->count * sizeof *a->seen);
+    return copy;
+}
+
 static bool check(const shape *s)
 {
     problem p;
-    printf("%s>%s b%lld h%lld/%lld n%lld/%lld d%lld/%lld l%lld r%lld%s%s%s%s: ", attn_dtype_name(s->dtype),
+    printf("%s>%s b%lld h%lld/%lld n%lld/%lld d%lld/%lld l%lld r%lld%s%s%s%s%s: ", attn_dtype_name(s->dtype),
            attn_dtype_name(s->out), (long long)s->batch, (long long)s->heads_q, (long long)s->heads_kv,
            (long long)s->nq, (long long)s->nkv, (long long)s->dim_qk, (long long)s->dim_v, (long long)s->left,
            (long long)s->right, s->bnhd ? " bnhd" : "", s->ragged ? " ragged" : "", s->merge ? " merge" : "",
-           s->scale < 0 ? " negative" : "");
+           s->scale < 0 ? " negative" : "", s->nan ? " nan" : "");
     fflush(stdout);
     if (!open_problem(&p, s)) {
         return false;
     }
-    array old_o = p.o, old_lse = p.lse;
-    if (s->merge) {
-        old_o.seen = malloc((size_t)p.o.count * sizeof(float));
-        old_lse.seen = malloc((size_t)p.lse.count * sizeof(float));
-        memcpy(old_o.seen, p.o.seen, (size_t)p.o.count * sizeof(float));
-        memcpy(old_lse.seen, p.lse.seen, (size_t)p.lse.count * sizeof(float));
-    }
+    const array old_o = copy_of(&p.o), old_lse = copy_of(&p.lse);
     OK(p.kernel->forward(&p.call, device, p.workspace, NULL));
     OK(attn_cuda_wait(0, NULL));
     fetch(&p.o);
     fetch(&p.lse);
-    double worst = 0, worst_lse = 0, most = 1e-9, o[512];
-    int64_t wrong = 0, at[4] = {0}, rows = 0;
-    double got = 0, want = 0;
-    for (int64_t b = 0; b < s->batch; b++) {
-        const int64_t first = s->ragged ? p.cu[0][b] : 0;
-        const int64_t nq = s->ragged ? p.cu[0][b + 1] - p.cu[0][b] : s->nq;
-        const int64_t nkv = s->ragged ? p.cu[1][b + 1] - p.cu[1][b] : s->nkv;
-        for (int64_t h = 0; h < s->heads_q; h++) {
-            for (int64_t i = 0; i<nq; i += nq * s->heads_q * s->batch> 3000 ? 7 : 1, rows++) {
-                double lse = reference(&p, b, h, i, nq, nkv, o);
-                const float *seen = row_of(&p.o, &p.call.o, b, h, first + i);
-                const int64_t lse_at = b * p.call.lse.batch + h * p.call.lse.head + first + i;
-                if (s->merge) {
-                    const float *old = row_of(&old_o, &p.call.o, b, h, first + i);
-                    const double l = old_lse.seen[lse_at], m = fmax(l, lse),
-                                 both = m + log(exp(l - m) + exp(lse - m));
-                    for (int64_t x = 0; x < s->dim_v; x++) {
-                        o[x] = o[x] * exp(lse - both) + old[x] * exp(l - both);
-                    }
-                    lse = both;
-                }
-                const double e = lse == -INFINITY ? (p.lse.seen[lse_at] == -INFINITY ? 0 : 1e9)
-                                                  : fabs(p.lse.seen[lse_at] - lse);
-                worst_lse = e <= worst_lse ? worst_lse : e;
-                for (int64_t x = 0; x < s->dim_v; x++) {
-                    const double error = isnan(o[x]) && isnan(seen[x]) ? 0 : fabs(seen[x] - o[x]);
-                    most = fmax(most, fabs(o[x]));
-                    if (!(error <= worst)) {
-                        worst = error;
-                        at[0] = b, at[1] = h, at[2] = i, at[3] = x;
-                        got = seen[x], want = o[x];
-                    }
-                    wrong += !(error < 0.02);
-                }
-            }
-        }
-    }
-    const bool right = wrong == 0 && worst_lse < 1e-4;
-    printf("o %.1e lse %.1e of %lld rows %s\n", worst / most, worst_lse, (long long)rows,
+    const tally t = compare_all(&p, &old_o, &old_lse);
+    const bool right = t.wrong == 0 && t.worst_lse < 1e-4;
+    printf("o %.1e lse %.1e of %lld rows %s\n", t.worst / t.most, t.worst_lse, (long long)t.rows,
            right ? "right" : "WRONG");
     if (!right) {
-        printf("    %lld wrong; worst at b %lld h %lld row %lld col %lld: got %g want %g\n", (long long)wrong,
-               (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3], got, want);
+        printf("    %lld wrong; worst at b %lld h %lld row %lld col %lld: got %g want %g\n",
+               (long long)t.wrong, (long long)t.at[0], (long long)t.at[1], (long long)t.at[2],
+               (long long)t.at[3], t.got, t.want);
     }
+    free(old_o.seen);
+    free(old_lse.seen);
     close_problem(&p);
     return right;
 }
@@ -312,35 +337,35 @@ static int check_all(void)
 {
     const attn_dtype h = ATTN_BF16, f = ATTN_F16, w = ATTN_F32;
     const shape shapes[] = {
-        {h, h, 1, 1, 1, 128, 128, 128, 128, -1, -1, 0, 0, 0, 0, 0},
-        {h, h, 1, 1, 1, 64, 512, 128, 128, -1, -1, 0, 0, 0, 0, 0},
-        {h, w, 2, 3, 3, 517, 391, 128, 128, -1, -1, 1, 0, 0, 0, 0},
-        {h, h, 2, 4, 2, 517, 391, 128, 128, -1, 0, 1, 0, 0, 0, 0},
-        {h, h, 2, 4, 2, 391, 517, 128, 128, -1, 0, 0, 0, 0, 0, 0},
-        {h, h, 2, 4, 2, 391, 517, 128, 128, 100, 30, 0, 0, 0, 0, 0},
-        {h, h, 1, 2, 2, 192, 128, 64, 64, -1, -1, 0, 0, 0, 0, 0},
-        {h, h, 2, 4, 1, 517, 391, 64, 64, -1, -1, 1, 0, 0, 0, 0},
-        {f, f, 2, 4, 1, 517, 391, 64, 64, -1, 0, 1, 0, 0, 0, 0},
-        {f, w, 2, 4, 1, 300, 991, 64, 64, 77, 3, 1, 0, 0, 0, 0},
-        {h, h, 1, 2, 2, 128, 160, 256, 256, -1, -1, 0, 0, 0, 0, 0},
-        {h, w, 1, 2, 2, 317, 460, 256, 256, -1, 0, 0, 0, 0, 0, 0},
-        {f, f, 1, 2, 2, 460, 317, 256, 256, -1, 0, 0, 0, 0, 0, 0},
-        {h, h, 2, 2, 2, 200, 300, 96, 72, -1, 0, 0, 0, 0, 0, 0},
-        {f, w, 2, 2, 2, 200, 300, 40, 64, -1, -1, 0, 0, 0, 0, 0},
-        {h, h, 2, 2, 2, 200, 300, 192, 128, -1, 0, 0, 0, 0, 0, 0},
-        {h, w, 5, 4, 2, 400, 300, 128, 128, -1, 0, 1, 1, 0, 0, 0},
-        {f, f, 5, 4, 2, 300, 500, 64, 64, -1, -1, 0, 1, 0, 0, 0},
-        {h, h, 5, 4, 2, 300, 500, 256, 256, 100, 0, 0, 1, 0, 0, 0},
-        {h, w, 2, 2, 2, 300, 400, 128, 128, -1, 0, 0, 0, 1, 0, 0},
-        {f, w, 2, 2, 2, 300, 200, 64, 64, -1, 0, 0, 0, 1, 0, 0},
-        {h, h, 2, 2, 2, 300, 400, 128, 128, -1, -1, 0, 0, 0, 3, -0.1f},
-        {h, h, 1, 1, 1, 1, 1, 128, 128, -1, 0, 0, 0, 0, 0, 0},
-        {h, h, 1, 1, 1, 1, 1000, 64, 64, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 1, 1, 128, 128, 128, 128, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 1, 1, 64, 512, 128, 128, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, w, 2, 3, 3, 517, 391, 128, 128, -1, -1, 1, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 2, 517, 391, 128, 128, -1, 0, 1, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 2, 391, 517, 128, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 2, 391, 517, 128, 128, 100, 30, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 2, 2, 192, 128, 64, 64, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 1, 517, 391, 64, 64, -1, -1, 1, 0, 0, 0, 0, 0},
+        {f, f, 2, 4, 1, 517, 391, 64, 64, -1, 0, 1, 0, 0, 0, 0, 0},
+        {f, w, 2, 4, 1, 300, 991, 64, 64, 77, 3, 1, 0, 0, 0, 0, 0},
+        {h, h, 1, 2, 2, 128, 160, 256, 256, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, w, 1, 2, 2, 317, 460, 256, 256, -1, 0, 0, 0, 0, 0, 0, 0},
+        {f, f, 1, 2, 2, 460, 317, 256, 256, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 2, 2, 200, 300, 96, 72, -1, 0, 0, 0, 0, 0, 0, 0},
+        {f, w, 2, 2, 2, 200, 300, 40, 64, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 2, 2, 200, 300, 192, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, w, 5, 4, 2, 400, 300, 128, 128, -1, 0, 1, 1, 0, 0, 0, 0},
+        {f, f, 5, 4, 2, 300, 500, 64, 64, -1, -1, 0, 1, 0, 0, 0, 0},
+        {h, h, 5, 4, 2, 300, 500, 256, 256, 100, 0, 0, 1, 0, 0, 0, 0},
+        {h, w, 2, 2, 2, 300, 400, 128, 128, -1, 0, 0, 0, 1, 0, 0, 0},
+        {f, w, 2, 2, 2, 300, 200, 64, 64, -1, 0, 0, 0, 1, 0, 0, 0},
+        {h, h, 2, 2, 2, 300, 400, 128, 128, -1, -1, 0, 0, 0, 3, -0.1f, 0},
+        {h, h, 1, 1, 1, 1, 1, 128, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 1, 1, 1, 1000, 64, 64, -1, 0, 0, 0, 0, 0, 0, 0},
         {h, h, 2, 2, 1, 500, 500, 128, 128, -1, 0, 0, 0, 0, 0, 0, true},
         {h, w, 2, 2, 1, 500, 700, 64, 64, 100, 0, 1, 0, 0, 0, 0, true},
         {f, f, 4, 2, 1, 300, 400, 256, 256, -1, 20, 0, 1, 0, 0, 0, true},
-        {h, h, 1, 30, 30, 1100, 1000, 128, 128, -1, 0, 0, 0, 0, 7, 0},
-        {h, h, 1, 30, 30, 1100, 1000, 64, 64, -1, -1, 0, 0, 0, 0, 0},
+        {h, h, 1, 30, 30, 1100, 1000, 128, 128, -1, 0, 0, 0, 0, 7, 0, 0},
+        {h, h, 1, 30, 30, 1100, 1000, 64, 64, -1, -1, 0, 0, 0, 0, 0, 0},
     };
     int bad = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
