@@ -60,11 +60,11 @@ set(ATTN_CUBINS
     src/kernel/cuda/few_f16_64.cu
     src/kernel/cuda/few_merge.cu
     src/kernel/cuda/flash_forward_bf16_128.cu
-    src/kernel/cuda/flash_forward_bf16_128_band.cu
+    src/kernel/cuda/flash_forward_bf16_128_long.cu
     src/kernel/cuda/flash_forward_bf16_256.cu
     src/kernel/cuda/flash_forward_bf16_64.cu
     src/kernel/cuda/flash_forward_f16_128.cu
-    src/kernel/cuda/flash_forward_f16_128_band.cu
+    src/kernel/cuda/flash_forward_f16_128_long.cu
     src/kernel/cuda/flash_forward_f16_256.cu
     src/kernel/cuda/flash_forward_f16_64.cu)
 

@@ -1,9 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_forward.c - attention forward on Hopper: one kernel, and a number in the workspace where tiles are uneven.
+ * flash_forward.c - attention forward on Hopper: one kernel, and a number in the workspace where tiles are
+ * uneven.
  */
 #include "kernel/cuda/flash_forward.h"
 
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -17,27 +19,38 @@ _Static_assert((int)ATTN__FORWARD_RAGGED == (int)ATTN__MAP_RAGGED, "one trick, o
 
 /* ---- shapes ---- */
 
-/* The kernel of padded dims, without and with a band. */
+/* The kernels of padded dims.  Of dims up to 128 there are two: a step of more keys does more work between
+ * waits, but its last is emptier, and Q is not read ahead. */
 typedef struct variant {
     int rows, keys;
     unsigned threads, shared;
     const char *image[2]; /* fp16, bf16 */
 } variant;
 
-static const variant variants[3][2] = {
-    {{ATTN__FORWARD_ROWS_64, ATTN__FORWARD_KEYS_64, 512, ATTN__FORWARD_SHARED_64,
-      {"flash_forward_f16_64", "flash_forward_bf16_64"}},
-     {ATTN__FORWARD_ROWS_64, ATTN__FORWARD_KEYS_64, 512, ATTN__FORWARD_SHARED_64,
-      {"flash_forward_f16_64", "flash_forward_bf16_64"}}},
-    {{ATTN__FORWARD_ROWS_128, ATTN__FORWARD_KEYS_128, 384, ATTN__FORWARD_SHARED_128,
-      {"flash_forward_f16_128", "flash_forward_bf16_128"}},
-     {ATTN__FORWARD_ROWS_128, ATTN__FORWARD_KEYS_128_BAND, 384, ATTN__FORWARD_SHARED_128_BAND,
-      {"flash_forward_f16_128_band", "flash_forward_bf16_128_band"}}},
-    {{ATTN__FORWARD_ROWS_256, ATTN__FORWARD_KEYS_256, 384, ATTN__FORWARD_SHARED_256,
-      {"flash_forward_f16_256", "flash_forward_bf16_256"}},
-     {ATTN__FORWARD_ROWS_256, ATTN__FORWARD_KEYS_256, 384, ATTN__FORWARD_SHARED_256,
-      {"flash_forward_f16_256", "flash_forward_bf16_256"}}},
-};
+enum {
+    MANY_KEYS = 4096
+}; /* 2048 are 2 % faster by small steps on an H200, 16384 are 3 % faster by large ones */
+
+static const variant variant_64 = {ATTN__FORWARD_ROWS_64,
+                                   ATTN__FORWARD_KEYS_64,
+                                   512,
+                                   ATTN__FORWARD_SHARED_64,
+                                   {"flash_forward_f16_64", "flash_forward_bf16_64"}};
+static const variant variant_128 = {ATTN__FORWARD_ROWS_128,
+                                    ATTN__FORWARD_KEYS_128,
+                                    384,
+                                    ATTN__FORWARD_SHARED_128,
+                                    {"flash_forward_f16_128", "flash_forward_bf16_128"}};
+static const variant variant_128_long = {ATTN__FORWARD_ROWS_128,
+                                         ATTN__FORWARD_KEYS_128_LONG,
+                                         384,
+                                         ATTN__FORWARD_SHARED_128_LONG,
+                                         {"flash_forward_f16_128_long", "flash_forward_bf16_128_long"}};
+static const variant variant_256 = {ATTN__FORWARD_ROWS_256,
+                                    ATTN__FORWARD_KEYS_256,
+                                    384,
+                                    ATTN__FORWARD_SHARED_256,
+                                    {"flash_forward_f16_256", "flash_forward_bf16_256"}};
 
 /* Is every key visible to every query? */
 static bool is_full(const attn__cuda_call *call)
@@ -48,7 +61,10 @@ static bool is_full(const attn__cuda_call *call)
 static const variant *variant_of(const attn__cuda_call *call)
 {
     const int64_t dim = attn__max(call->dim_qk, call->dim_v);
-    return &variants[dim <= 64 ? 0 : dim <= 128 ? 1 : 2][is_full(call) ? 0 : 1];
+    if (dim > 128) {
+        return &variant_256;
+    }
+    return dim <= 64 ? &variant_64 : call->tokens_kv < MANY_KEYS ? &variant_128 : &variant_128_long;
 }
 
 static int64_t tiles_q(const attn__cuda_call *call)
@@ -99,8 +115,8 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__min(tokens, ATTN__FORWARD_FAR);
 }
 
-/* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many heads
- * as the L2 cache has room for the keys and values of. */
+/* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many
+ * heads as the L2 cache has room for the keys and values of. */
 static int32_t together_of(const attn__cuda_call *call)
 {
     const int64_t planes = call->batch * call->heads_q, group = call->heads_q / call->heads_kv;
@@ -121,12 +137,12 @@ static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *cal
     const variant *v = variant_of(call);
     const bool ragged = call->cu_q != NULL;
     CUtensorMap q, k, value;
-    ATTN__TRY(attn__cuda_map(&q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q, call->batch, ragged,
-                             v->rows, call->o.data));
-    ATTN__TRY(attn__cuda_map(&k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, call->batch,
-                             ragged, v->keys, call->o.data));
-    ATTN__TRY(attn__cuda_map(&value, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, call->batch,
-                             ragged, v->keys, call->o.data));
+    ATTN__TRY(attn__cuda_map(&q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q,
+                             call->batch, ragged, v->rows, call->o.data));
+    ATTN__TRY(attn__cuda_map(&k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv,
+                             call->batch, ragged, v->keys, call->o.data));
+    ATTN__TRY(attn__cuda_map(&value, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv,
+                             call->batch, ragged, v->keys, call->o.data));
     memcpy(&p->q, &q, sizeof q);
     memcpy(&p->k, &k, sizeof k);
     memcpy(&p->v, &value, sizeof value);
@@ -144,7 +160,8 @@ static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
         .cu_q = call->cu_q,
         .cu_kv = call->cu_kv,
         .scale = fabsf(call->scale),
-        .scale_log2 = fabsf(call->scale) * 1.4426950408889634F,
+        /* never zero, by which a masked score, -inf, would become NaN */
+        .scale_log2 = fmaxf(fabsf(call->scale) * 1.4426950408889634F, FLT_MIN),
         .batch = (int32_t)call->batch,
         .heads_q = (int32_t)call->heads_q,
         .group = (int32_t)(call->heads_q / call->heads_kv),
@@ -168,25 +185,28 @@ static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
 
 static attn_status check_arrays(const attn__cuda_call *call)
 {
-    const bool inputs = attn__cuda_map_fits(&call->q) && attn__cuda_map_fits(&call->k) && attn__cuda_map_fits(&call->v);
+    const bool inputs =
+        attn__cuda_map_fits(&call->q) && attn__cuda_map_fits(&call->k) && attn__cuda_map_fits(&call->v);
     if (!inputs || !attn__cuda_aligned(&call->o, attn_dtype_size(call->dtype_out))) {
-        return attn__fail(ATTN_EUNSUPPORTED,
-                          "flash-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 bytes, and so "
-                          "must each of their batches, heads and tokens; copy them, or take the kernel fma-sm90");
+        return attn__fail(
+            ATTN_EUNSUPPORTED,
+            "flash-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 bytes, and so "
+            "must each of their batches, heads and tokens; copy them, or take the kernel fma-sm90");
     }
     return ATTN_OK;
 }
 
 /* ---- the launch ---- */
 
-/* Are tiles of different lengths dealt out unevenly by going there and back?  Not where all heads take turns: then
- * their lengths fall from the first tile to the last. */
+/* Are tiles of different lengths dealt out unevenly by going there and back?  Not where all heads take turns:
+ * then their lengths fall from the first tile to the last. */
 static bool is_uneven(const attn__forward_params *p, const attn__cuda_call *call)
 {
     return p->cu_q != NULL || (p->together > 0 && p->together < call->batch * call->heads_q);
 }
 
-static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace, void *stream)
+static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
+                          void *stream)
 {
     const variant *v = variant_of(call);
     const int sms = call->sms > 0 && call->sms < device->sms ? call->sms : device->sms;
@@ -196,10 +216,12 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     if (p.tiles == 0) {
         return ATTN_OK;
     }
-    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward", v->shared));
+    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward",
+                                  v->shared));
     if (p.tiles > 2 * sms && is_uneven(&p, call)) {
         p.taken = workspace;
-        ATTN__CUDA_TRY(attn__cuda.memset_async((CUdeviceptr)(uintptr_t)workspace, 0, sizeof *p.taken, stream));
+        ATTN__CUDA_TRY(
+            attn__cuda.memset_async((CUdeviceptr)(uintptr_t)workspace, 0, sizeof *p.taken, stream));
     }
     const attn__cuda_launch one = {
         .function = function,

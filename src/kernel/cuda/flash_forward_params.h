@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_forward_params.h - what the launcher of the Hopper forward kernel hands to it, in words that both C11 and
- * nvcc read.
+ * flash_forward_params.h - what the launcher of the Hopper forward kernel hands to it, in words that both C11
+ * and nvcc read.
  */
 #ifndef ATTN_FLASH_FORWARD_PARAMS_H
 #define ATTN_FLASH_FORWARD_PARAMS_H
@@ -20,20 +20,21 @@ typedef struct attn__forward_tensor {
 } attn__forward_tensor;
 
 enum {
-    /* dims padded to 64, 128, 256: queries of a block, and keys of a step without and with a band */
+    /* dims padded to 64, 128, 256: queries of a block, and keys of a step, of few and of many keys */
     ATTN__FORWARD_ROWS_64 = 192,
     ATTN__FORWARD_ROWS_128 = 128,
     ATTN__FORWARD_ROWS_256 = 128,
     ATTN__FORWARD_KEYS_64 = 128,
     ATTN__FORWARD_KEYS_128 = 128,
-    ATTN__FORWARD_KEYS_128_BAND = 128,
+    ATTN__FORWARD_KEYS_128_LONG = 176,
     ATTN__FORWARD_KEYS_256 = 80,
-    ATTN__FORWARD_TOKENS = 1 << 28, /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
-    ATTN__FORWARD_FAR = 1 << 30,    /* an unbounded side of the band */
+    ATTN__FORWARD_TOKENS =
+        1 << 28,                 /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
+    ATTN__FORWARD_FAR = 1 << 30, /* an unbounded side of the band */
     /* bytes of shared memory, as the kernels lay it out (they check it) */
     ATTN__FORWARD_SHARED_64 = 2 * 24576 + 8 * 16384 + 1024,
     ATTN__FORWARD_SHARED_128 = 2 * 32768 + 4 * 32768 + 1024,
-    ATTN__FORWARD_SHARED_128_BAND = 2 * 32768 + 4 * 32768 + 1024,
+    ATTN__FORWARD_SHARED_128_LONG = 32768 + 4 * 45056 + 1024,
     ATTN__FORWARD_SHARED_256 = 65536 + 4 * 40960 + 1024,
     ATTN__FORWARD_RAGGED = 1 << 30, /* = ATTN__MAP_RAGGED (map.h) */
 };
@@ -43,16 +44,17 @@ typedef struct attn__forward_params {
     attn__forward_tensor o, lse;
     attn__forward_tensor q_rows, k_rows, v_rows; /* what the maps show, for rows that are computed anew */
     const int64_t *cu_q, *cu_kv;
-    int32_t *taken; /* zero: tiles that blocks have taken, beside the first of each; NULL: they are dealt out evenly */
-    float scale, scale_log2;                 /* both not negative */
-    int32_t batch, heads_q, group;           /* group = heads_q / heads_kv */
-    int32_t tokens_q, tokens_kv;             /* of a sequence, at most */
+    int32_t *taken; /* zero: tiles that blocks have taken, beside the first of each; NULL: they are dealt out
+                       evenly */
+    float scale, scale_log2;       /* both not negative */
+    int32_t batch, heads_q, group; /* group = heads_q / heads_kv */
+    int32_t tokens_q, tokens_kv;   /* of a sequence, at most */
     int32_t dim_qk, dim_v;
-    int32_t left, right, shift, shifted;     /* see cuda.h; sides at most FAR */
-    int32_t tiles_q;                         /* of a sequence, at most */
-    int32_t together;                        /* heads whose tiles take turns, the last rows first; 0: no turns */
-    int32_t tiles;                           /* of all heads and sequences */
-    int32_t negate;                          /* the scale was negative: scores change their sign */
+    int32_t left, right, shift, shifted; /* see cuda.h; sides at most FAR */
+    int32_t tiles_q;                     /* of a sequence, at most */
+    int32_t together;                    /* heads whose tiles take turns, the last rows first; 0: no turns */
+    int32_t tiles;                       /* of all heads and sequences */
+    int32_t negate;                      /* the scale was negative: scores change their sign */
     int32_t out_f32, merge;
 } attn__forward_params;
 
