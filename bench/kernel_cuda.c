@@ -5,9 +5,9 @@
  *     kernel_cuda [--kernel NAME] check          small shapes, every row against fp64
  *     kernel_cuda [--kernel NAME] time [DIM]     16384 tokens, heads x dim = 2048, TFLOP/s
  *
- * METHOD.  Inputs are random, outputs are poisoned with NaN before each run.  Errors are max |o - ref| / max |ref|
- * over the rows that see a key.  Times are by events around ROUNDS batches of launches after a warm-up, the median of them.
- * FLOPs = 4 b h n^2 d, half if causal.
+ * METHOD.  Inputs are random, outputs are poisoned with NaN before each run.  Errors are max |o - ref| / max
+ * |ref| over the rows that see a key.  Times are by events around ROUNDS batches of launches after a warm-up,
+ * the median of them. FLOPs = 4 b h n^2 d, half if causal.
  */
 #include <math.h>
 #include <stdio.h>
@@ -41,10 +41,12 @@ static const char *kernel_name;
 static uint64_t seed = 88172645463325252u;
 
 /* About normal: four uniform numbers, of variance 1 / 12 each. */
+/* About normal, of mean 0 and variance 1: a sum of four numbers of 16 bits. */
 static float normal(void)
 {
     seed ^= seed << 13, seed ^= seed >> 7, seed ^= seed << 17;
-    const int64_t sum = (int64_t)((seed & 0xffff) + (seed >> 16 & 0xffff) + (seed >> 32 & 0xffff) + (seed >> 48));
+    const int64_t sum =
+        (int64_t)((seed & 0xffff) + (seed >> 16 & 0xffff) + (seed >> 32 & 0xffff) + (seed >> 48));
     return (float)(sum - 131070) * (1.7320508f / 65536);
 }
 
@@ -208,7 +210,8 @@ static double reference(const problem *p, int64_t b, int64_t h, int64_t i, int64
     const float *q = row_of(&p->q, &c->q, b, h, first_q + i);
     double *s = malloc((size_t)(nkv + 1) * sizeof *s), most = -INFINITY, sum = 0;
     for (int64_t j = 0; j < nkv; j++) {
-        const bool seen = (p->s.left < 0 || j >= i + shift - p->s.left) && (p->s.right < 0 || j <= i + shift + p->s.right);
+        const bool seen =
+            (p->s.left < 0 || j >= i + shift - p->s.left) && (p->s.right < 0 || j <= i + shift + p->s.right);
         const float *k = row_of(&p->k, &c->k, b, kv, first_kv + j);
         s[j] = seen ? 0 : -INFINITY;
         for (int64_t x = 0; x < c->dim_qk && seen; x++) {
@@ -235,71 +238,107 @@ static double reference(const problem *p, int64_t b, int64_t h, int64_t i, int64
     return sum > 0 ? most + log(sum) : -INFINITY;
 }
 
-static bool check(const shape *s)
+/* What a check has found so far. */
+typedef struct finding {
+    double worst, worst_lse, most, got, want;
+    int64_t wrong, rows, at[4]; /* of the worst: batch, head, row, column */
+} finding;
+
+/* Folds the partial (old, old_lse) into the reference of a row, as a merge does; returns the lse. */
+static double merged(double *o, double lse, const float *old, double old_lse, int64_t dim)
 {
-    problem p;
+    const double most = fmax(old_lse, lse), both = most + log(exp(old_lse - most) + exp(lse - most));
+    for (int64_t x = 0; x < dim; x++) {
+        o[x] = o[x] * exp(lse - both) + old[x] * exp(old_lse - both);
+    }
+    return both;
+}
+
+/* One row of head (b, h) against its reference, o and lse. */
+static void judge(finding *f, const problem *p, const double *o, double lse, int64_t b, int64_t h,
+                  int64_t row, int64_t token)
+{
+    const float *seen = row_of(&p->o, &p->call.o, b, h, token);
+    const float seen_lse = p->lse.seen[b * p->call.lse.batch + h * p->call.lse.head + token];
+    const double error = lse == -INFINITY ? (seen_lse == -INFINITY ? 0 : 1e9) : fabs(seen_lse - lse);
+    f->worst_lse = error <= f->worst_lse ? f->worst_lse : error;
+    f->rows++;
+    for (int64_t x = 0; x < p->s.dim_v; x++) {
+        const double e = isnan(o[x]) && isnan(seen[x]) ? 0 : fabs(seen[x] - o[x]);
+        f->most = fmax(f->most, fabs(o[x]));
+        f->wrong += !(e < 0.02);
+        if (!(e <= f->worst)) {
+            f->worst = e, f->got = seen[x], f->want = o[x];
+            f->at[0] = b, f->at[1] = h, f->at[2] = row, f->at[3] = x;
+        }
+    }
+}
+
+/* old: what o and lse held before, if merged. */
+static void judge_all(finding *f, const problem *p, const array *old_o, const array *old_lse)
+{
+    const shape *s = &p->s;
+    double o[512];
+    for (int64_t b = 0; b < s->batch; b++) {
+        const int64_t first = s->ragged ? p->cu[0][b] : 0;
+        const int64_t nq = s->ragged ? p->cu[0][b + 1] - first : s->nq;
+        const int64_t nkv = s->ragged ? p->cu[1][b + 1] - p->cu[1][b] : s->nkv;
+        for (int64_t h = 0; h < s->heads_q; h++) {
+            for (int64_t i = 0; i<nq; i += nq * s->heads_q * s->batch> 3000 ? 7 : 1) {
+                double lse = reference(p, b, h, i, nq, nkv, o);
+                if (s->merge) {
+                    const int64_t at = b * p->call.lse.batch + h * p->call.lse.head + first + i;
+                    lse = merged(o, lse, row_of(old_o, &p->call.o, b, h, first + i), old_lse->seen[at],
+                                 s->dim_v);
+                }
+                judge(f, p, o, lse, b, h, i, first + i);
+            }
+        }
+    }
+}
+
+static void print_shape(const shape *s)
+{
     printf("%s>%s b%lld h%lld/%lld n%lld/%lld d%lld/%lld l%lld r%lld%s%s%s%s: ", attn_dtype_name(s->dtype),
            attn_dtype_name(s->out), (long long)s->batch, (long long)s->heads_q, (long long)s->heads_kv,
            (long long)s->nq, (long long)s->nkv, (long long)s->dim_qk, (long long)s->dim_v, (long long)s->left,
            (long long)s->right, s->bnhd ? " bnhd" : "", s->ragged ? " ragged" : "", s->merge ? " merge" : "",
            s->scale < 0 ? " negative" : "");
     fflush(stdout);
+}
+
+static array copy_of(const array *a)
+{
+    array copy = *a;
+    copy.seen = malloc((size_t)a->count * sizeof(float));
+    memcpy(copy.seen, a->seen, (size_t)a->count * sizeof(float));
+    return copy;
+}
+
+static bool check(const shape *s)
+{
+    problem p;
+    print_shape(s);
     if (!open_problem(&p, s)) {
         return false;
     }
-    array old_o = p.o, old_lse = p.lse;
-    if (s->merge) {
-        old_o.seen = malloc((size_t)p.o.count * sizeof(float));
-        old_lse.seen = malloc((size_t)p.lse.count * sizeof(float));
-        memcpy(old_o.seen, p.o.seen, (size_t)p.o.count * sizeof(float));
-        memcpy(old_lse.seen, p.lse.seen, (size_t)p.lse.count * sizeof(float));
-    }
+    array old_o = copy_of(&p.o), old_lse = copy_of(&p.lse);
     OK(p.kernel->forward(&p.call, device, p.workspace, NULL));
     OK(attn_cuda_wait(0, NULL));
     fetch(&p.o);
     fetch(&p.lse);
-    double worst = 0, worst_lse = 0, most = 1e-9, o[512];
-    int64_t wrong = 0, at[4] = {0}, rows = 0;
-    double got = 0, want = 0;
-    for (int64_t b = 0; b < s->batch; b++) {
-        const int64_t first = s->ragged ? p.cu[0][b] : 0;
-        const int64_t nq = s->ragged ? p.cu[0][b + 1] - p.cu[0][b] : s->nq;
-        const int64_t nkv = s->ragged ? p.cu[1][b + 1] - p.cu[1][b] : s->nkv;
-        for (int64_t h = 0; h < s->heads_q; h++) {
-            for (int64_t i = 0; i < nq; i += nq * s->heads_q * s->batch > 3000 ? 7 : 1, rows++) {
-                double lse = reference(&p, b, h, i, nq, nkv, o);
-                const float *seen = row_of(&p.o, &p.call.o, b, h, first + i);
-                const int64_t lse_at = b * p.call.lse.batch + h * p.call.lse.head + first + i;
-                if (s->merge) {
-                    const float *old = row_of(&old_o, &p.call.o, b, h, first + i);
-                    const double l = old_lse.seen[lse_at], m = fmax(l, lse), both = m + log(exp(l - m) + exp(lse - m));
-                    for (int64_t x = 0; x < s->dim_v; x++) {
-                        o[x] = o[x] * exp(lse - both) + old[x] * exp(l - both);
-                    }
-                    lse = both;
-                }
-                const double e = lse == -INFINITY ? (p.lse.seen[lse_at] == -INFINITY ? 0 : 1e9)
-                                                  : fabs(p.lse.seen[lse_at] - lse);
-                worst_lse = e <= worst_lse ? worst_lse : e;
-                for (int64_t x = 0; x < s->dim_v; x++) {
-                    const double error = isnan(o[x]) && isnan(seen[x]) ? 0 : fabs(seen[x] - o[x]);
-                    most = fmax(most, fabs(o[x]));
-                    if (!(error <= worst)) {
-                        worst = error;
-                        at[0] = b, at[1] = h, at[2] = i, at[3] = x;
-                        got = seen[x], want = o[x];
-                    }
-                    wrong += !(error < 0.02);
-                }
-            }
-        }
-    }
-    const bool right = wrong == 0 && worst_lse < 1e-4;
-    printf("o %.1e lse %.1e of %lld rows %s\n", worst / most, worst_lse, (long long)rows, right ? "right" : "WRONG");
+    finding f = {.most = 1e-9};
+    judge_all(&f, &p, &old_o, &old_lse);
+    const bool right = f.wrong == 0 && f.worst_lse < 1e-4;
+    printf("o %.1e lse %.1e of %lld rows %s\n", f.worst / f.most, f.worst_lse, (long long)f.rows,
+           right ? "right" : "WRONG");
     if (!right) {
-        printf("    %lld wrong; worst at b %lld h %lld row %lld col %lld: got %g want %g\n", (long long)wrong,
-               (long long)at[0], (long long)at[1], (long long)at[2], (long long)at[3], got, want);
+        printf("    %lld wrong; worst at b %lld h %lld row %lld col %lld: got %g want %g\n",
+               (long long)f.wrong, (long long)f.at[0], (long long)f.at[1], (long long)f.at[2],
+               (long long)f.at[3], f.got, f.want);
     }
+    free(old_o.seen);
+    free(old_lse.seen);
     close_problem(&p);
     return right;
 }
@@ -308,35 +347,38 @@ static int check_all(void)
 {
     const attn_dtype h = ATTN_BF16, f = ATTN_F16, w = ATTN_F32;
     const shape shapes[] = {
-        {h, h, 1, 1, 1, 128, 128, 128, 128, -1, -1, 0, 0, 0, 0, 0},
-        {h, h, 1, 1, 1, 64, 512, 128, 128, -1, -1, 0, 0, 0, 0, 0},
-        {h, w, 2, 3, 3, 517, 391, 128, 128, -1, -1, 1, 0, 0, 0, 0},
-        {h, h, 2, 4, 2, 517, 391, 128, 128, -1, 0, 1, 0, 0, 0, 0},
-        {h, h, 2, 4, 2, 391, 517, 128, 128, -1, 0, 0, 0, 0, 0, 0},
-        {h, h, 2, 4, 2, 391, 517, 128, 128, 100, 30, 0, 0, 0, 0, 0},
-        {h, h, 1, 2, 2, 192, 128, 64, 64, -1, -1, 0, 0, 0, 0, 0},
-        {h, h, 2, 4, 1, 517, 391, 64, 64, -1, -1, 1, 0, 0, 0, 0},
-        {f, f, 2, 4, 1, 517, 391, 64, 64, -1, 0, 1, 0, 0, 0, 0},
-        {f, w, 2, 4, 1, 300, 991, 64, 64, 77, 3, 1, 0, 0, 0, 0},
-        {h, h, 1, 2, 2, 128, 160, 256, 256, -1, -1, 0, 0, 0, 0, 0},
-        {h, w, 1, 2, 2, 317, 460, 256, 256, -1, 0, 0, 0, 0, 0, 0},
-        {f, f, 1, 2, 2, 460, 317, 256, 256, -1, 0, 0, 0, 0, 0, 0},
-        {h, h, 2, 2, 2, 200, 300, 96, 72, -1, 0, 0, 0, 0, 0, 0},
-        {f, w, 2, 2, 2, 200, 300, 40, 64, -1, -1, 0, 0, 0, 0, 0},
-        {h, h, 2, 2, 2, 200, 300, 192, 128, -1, 0, 0, 0, 0, 0, 0},
-        {h, w, 5, 4, 2, 400, 300, 128, 128, -1, 0, 1, 1, 0, 0, 0},
-        {f, f, 5, 4, 2, 300, 500, 64, 64, -1, -1, 0, 1, 0, 0, 0},
-        {h, h, 5, 4, 2, 300, 500, 256, 256, 100, 0, 0, 1, 0, 0, 0},
-        {h, w, 2, 2, 2, 300, 400, 128, 128, -1, 0, 0, 0, 1, 0, 0},
-        {f, w, 2, 2, 2, 300, 200, 64, 64, -1, 0, 0, 0, 1, 0, 0},
-        {h, h, 2, 2, 2, 300, 400, 128, 128, -1, -1, 0, 0, 0, 3, -0.1f},
-        {h, h, 1, 1, 1, 1, 1, 128, 128, -1, 0, 0, 0, 0, 0, 0},
-        {h, h, 1, 1, 1, 1, 1000, 64, 64, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 1, 1, 128, 128, 128, 128, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 1, 1, 64, 512, 128, 128, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, w, 2, 3, 3, 517, 391, 128, 128, -1, -1, 1, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 2, 517, 391, 128, 128, -1, 0, 1, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 2, 391, 517, 128, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 2, 391, 517, 128, 128, 100, 30, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 2, 2, 192, 128, 64, 64, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 4, 1, 517, 391, 64, 64, -1, -1, 1, 0, 0, 0, 0, 0},
+        {f, f, 2, 4, 1, 517, 391, 64, 64, -1, 0, 1, 0, 0, 0, 0, 0},
+        {f, w, 2, 4, 1, 300, 991, 64, 64, 77, 3, 1, 0, 0, 0, 0, 0},
+        {h, h, 1, 2, 2, 128, 160, 256, 256, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, w, 1, 2, 2, 317, 460, 256, 256, -1, 0, 0, 0, 0, 0, 0, 0},
+        {f, f, 1, 2, 2, 460, 317, 256, 256, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 2, 2, 200, 300, 96, 72, -1, 0, 0, 0, 0, 0, 0, 0},
+        {f, w, 2, 2, 2, 200, 300, 40, 64, -1, -1, 0, 0, 0, 0, 0, 0},
+        {h, h, 2, 2, 2, 200, 300, 192, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, w, 5, 4, 2, 400, 300, 128, 128, -1, 0, 1, 1, 0, 0, 0, 0},
+        {f, f, 5, 4, 2, 300, 500, 64, 64, -1, -1, 0, 1, 0, 0, 0, 0},
+        {h, h, 5, 4, 2, 300, 500, 256, 256, 100, 0, 0, 1, 0, 0, 0, 0},
+        {h, h, 5, 4, 2, 400, 300, 64, 64, -1, 0, 1, 1, 0, 7, 0, 0},     /* tiles taken by who has time */
+        {h, h, 1, 2, 1, 300, 5000, 128, 128, -1, -1, 1, 0, 0, 0, 0, 0}, /* many keys: larger steps */
+        {f, f, 1, 2, 1, 300, 4999, 128, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, w, 2, 2, 2, 300, 400, 128, 128, -1, 0, 0, 0, 1, 0, 0, 0},
+        {f, w, 2, 2, 2, 300, 200, 64, 64, -1, 0, 0, 0, 1, 0, 0, 0},
+        {h, h, 2, 2, 2, 300, 400, 128, 128, -1, -1, 0, 0, 0, 3, -0.1f, 0},
+        {h, h, 1, 1, 1, 1, 1, 128, 128, -1, 0, 0, 0, 0, 0, 0, 0},
+        {h, h, 1, 1, 1, 1, 1000, 64, 64, -1, 0, 0, 0, 0, 0, 0, 0},
         {h, h, 2, 2, 1, 500, 500, 128, 128, -1, 0, 0, 0, 0, 0, 0, true},
         {h, w, 2, 2, 1, 500, 700, 64, 64, 100, 0, 1, 0, 0, 0, 0, true},
         {f, f, 4, 2, 1, 300, 400, 256, 256, -1, 20, 0, 1, 0, 0, 0, true},
-        {h, h, 1, 30, 30, 1100, 1000, 128, 128, -1, 0, 0, 0, 0, 7, 0},
-        {h, h, 1, 30, 30, 1100, 1000, 64, 64, -1, -1, 0, 0, 0, 0, 0},
+        {h, h, 1, 30, 30, 1100, 1000, 128, 128, -1, 0, 0, 0, 0, 7, 0, 0},
+        {h, h, 1, 30, 30, 1100, 1000, 64, 64, -1, -1, 0, 0, 0, 0, 0, 0},
     };
     int bad = 0;
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {

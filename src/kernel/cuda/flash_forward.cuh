@@ -232,6 +232,8 @@ PTX_INLINE uint64_t operand(uint32_t low, uint32_t bytes)
 
 PTX_INLINE void product_s(float *s, uint32_t q, uint32_t k)
 {
+    /* what comes from another thread is the same in all, as the assembler sees it: it goes to uniform registers, where the
+     * descriptors of all products fit side by side */
     const uint32_t a = low_word(q, 0), b = __shfl_sync(0xffffffffU, low_word(k, 0), 0);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
@@ -291,7 +293,11 @@ PTX_INLINE void cut(float *s, const attn__forward_params *p, const tile *t, int 
     }
 }
 
-/* s becomes the weights; factor[2]: of what was summed so far. */
+/*
+ * s becomes the weights; factor[2]: of what was summed so far.  The maximum that they are relative to is left as it is until
+ * it would grow by more than 8, so that O is scaled a few times a row and not in every step (as FlashAttention-4 does): weights
+ * are then at most 2^8, and their relative error is the same.
+ */
 PTX_INLINE void soften(float *s, state *st, float *factor, float scale)
 {
     enum { PARTS = 4 }; /* of a sum or a maximum: one alone would wait for itself at every step */
