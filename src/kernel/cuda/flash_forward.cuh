@@ -220,22 +220,33 @@ PTX_INLINE void produce(const attn__forward_params *p, shared_memory *m)
 #define CAT_(a, b, c) a##b##c
 #define CAT(a, b, c)  CAT_(a, b, c)
 
+/* The low word of the descriptor of an operand; that of another place of it lies as many 16 bytes further. */
+PTX_INLINE uint32_t low_word(uint32_t shared, uint32_t panel)
+{
+    return (shared >> 4) + (panel >> 4 << 16);
+}
+PTX_INLINE uint64_t operand(uint32_t low, uint32_t bytes)
+{
+    return (uint64_t)PTX_PANEL_ROWS_HIGH << 32 | (low + bytes / 16);
+}
+
 PTX_INLINE void product_s(float *s, uint32_t q, uint32_t k)
 {
+    /* what comes from another thread is the same in all, as the assembler sees it: it goes to uniform registers, where the
+     * descriptors of all products fit side by side */
+    const uint32_t a = low_word(q, 0), b = __shfl_sync(0xffffffffU, low_word(k, 0), 0);
 #pragma unroll
     for (int i = 0; i < HEAD_DIM / 16; i++) {
-        uint64_t a = ptx_operand(q + i / 4 * Q_PANEL + i % 4 * 32, 0);
-        uint64_t b = ptx_operand(k + i / 4 * KEY_PANEL + i % 4 * 32, 0);
-        CAT(wgmma_, KEYS, _ss)(s, a, b, i > 0);
+        CAT(wgmma_, KEYS, _ss)(s, operand(a, i / 4 * Q_PANEL + i % 4 * 32), operand(b, i / 4 * KEY_PANEL + i % 4 * 32), i > 0);
     }
 }
 
 PTX_INLINE void product_o(float *o, const uint32_t *weights, uint32_t v)
 {
+    const uint32_t b = __shfl_sync(0xffffffffU, low_word(v, KEY_PANEL), 0);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        uint64_t b = ptx_operand(v + i * 2048, KEY_PANEL);
-        CAT(wgmma_, HEAD_DIM, _rs)(o, weights + 4 * i, b);
+        CAT(wgmma_, HEAD_DIM, _rs)(o, weights + 4 * i, operand(b, i * 2048));
     }
 }
 
@@ -282,32 +293,59 @@ PTX_INLINE void cut(float *s, const attn__forward_params *p, const tile *t, int 
     }
 }
 
-/* s becomes the weights; factor[2]: of what was summed so far. */
+/*
+ * s becomes the weights; factor[2]: of what was summed so far.  The maximum that they are relative to is left as it is until
+ * it would grow by more than 8, so that O is scaled a few times a row and not in every step (as FlashAttention-4 does): weights
+ * are then at most 2^8, and their relative error is the same.
+ */
 PTX_INLINE void soften(float *s, state *st, float *factor, float scale)
 {
+    enum { PARTS = 4 }; /* of a sum or a maximum: one alone would wait for itself at every step */
+    float most[2][PARTS], sum[2][PARTS], used[2];
+#pragma unroll
+    for (int i = 0; i < SCORES / 4; i++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            const float x = fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]);
+            most[r][i % PARTS] = i < PARTS ? x : fmaxf(most[r][i % PARTS], x);
+        }
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float most = st->max[r];
+        most[r][0] = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
+    }
 #pragma unroll
-        for (int i = 0; i < SCORES / 4; i++) {
-            most = fmaxf(most, fmaxf(s[4 * i + 2 * r], s[4 * i + 2 * r + 1]));
+    for (int x = 1; x <= 2; x *= 2) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            most[r][0] = fmaxf(most[r][0], __shfl_xor_sync(0xffffffffU, most[r][0], x));
         }
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, 1));
-        most = fmaxf(most, __shfl_xor_sync(0xffffffffU, most, 2));
-        const float used = most == -INFINITE ? 0.0F : most * scale;
-        factor[r] = ptx_exp2(fmaf(st->max[r], scale, -used));
-        st->max[r] = most;
-        float sum = st->sum[r] * factor[r];
+    }
 #pragma unroll
-        for (int i = 0; i < SCORES / 4; i++) {
+    for (int r = 0; r < 2; r++) {
+        const float now = fmaxf(st->max[r], most[r][0]);
+        const bool kept = (now - st->max[r]) * scale <= 8.0F;
+        const float next = kept ? st->max[r] : now;
+        used[r] = next == -INFINITE ? 0.0F : next * scale;
+        factor[r] = kept ? 1.0F : ptx_exp2(fmaf(st->max[r], scale, -used[r]));
+        st->max[r] = next;
+    }
+#pragma unroll
+    for (int i = 0; i < SCORES / 4; i++) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
 #pragma unroll
             for (int j = 0; j < 2; j++) {
                 float *x = &s[4 * i + 2 * r + j];
-                *x = ptx_exp2(fmaf(*x, scale, -used));
-                sum += *x;
+                *x = ptx_exp2(fmaf(*x, scale, -used[r]));
             }
+            const float both = s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
+            sum[r][i % 2] = i == 0 ? fmaf(st->sum[r], factor[r], both) : i == 1 ? both : sum[r][i % 2] + both;
         }
-        st->sum[r] = sum;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        st->sum[r] = sum[r][0] + sum[r][1];
     }
 }
 
@@ -550,14 +588,12 @@ PTX_INLINE void arrive(uint64_t *barrier)
 }
 
 /* The groups issue their products in turn. */
-PTX_INLINE void take_turn(void)
+PTX_INLINE void take_turn(int group)
 {
-    const int group = thread_number() / 128;
     ptx_sync(TURN + group, 256);
 }
-PTX_INLINE void pass_turn(void)
+PTX_INLINE void pass_turn(int group)
 {
-    const int group = thread_number() / 128;
     ptx_arrive(TURN + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
@@ -572,18 +608,9 @@ PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
     ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
 }
 
-/*
- * Waited for when the weights of a step are made, long before its product: the loop in this wait is what keeps the assembler from
- * waiting for the product before first, and making the weights after it, with nothing to overlap.
- */
-PTX_INLINE void wait_v(shared_memory *m, uint32_t step)
+PTX_INLINE void issue_s(shared_memory *m, float *s, int group, uint32_t turn, uint32_t step)
 {
-    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
-}
-
-PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step)
-{
-    const uint32_t rows = thread_number() / 128 * 64 * 128;
+    const uint32_t rows = group * 64 * 128;
     ptx_wgmma_fence();
     product_s(s, ptx_shared(m->q[turn % Q_STAGES]) + rows, ptx_shared(m->k[stage_of(step)]));
     ptx_wgmma_commit();
@@ -591,6 +618,7 @@ PTX_INLINE void issue_s(shared_memory *m, float *s, uint32_t turn, uint32_t step
 
 PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uint32_t step)
 {
+    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
     ptx_wgmma_fence();
     product_o(o, weights, ptx_shared(m->v[stage_of(step)]));
     ptx_wgmma_commit();
@@ -612,14 +640,26 @@ PTX_INLINE const tile *next_tile(const attn__forward_params *p, shared_memory *m
 
 /* The scores of a step are there: the stage is free, and the scores become weights. */
 PTX_INLINE void take_s(const attn__forward_params *p, shared_memory *m, const tile *t, float *s, state *st,
-                       float *factor, int key, uint32_t step)
+                       float *factor, int key, uint32_t step, int plain_low, uint32_t plain_span)
 {
     ptx_hold(s, SCORES);
     arrive(&m->k_empty[stage_of(step)]);
-    if (is_cut(t, key) || p->negate) {
+    if ((uint32_t)(key - plain_low) > plain_span) {
         cut(s, p, t, key);
     }
     soften(s, st, factor, p->scale_log2);
+}
+
+/*
+ * The weights are made before this, and what follows comes after it.  The assembler would wait for O first and make the
+ * weights then, with no product to hide them behind; it moves no work across a branch that depends on that work.  A sum is
+ * never below zero, so the branch is not taken.
+ */
+PTX_INLINE void finish_weights(shared_memory *m, const state *st)
+{
+    if (st->sum[0] + st->sum[1] < 0.0F) {
+        ptx_barrier_wait(ptx_shared(&m->q_full[0]), 0);
+    }
 }
 
 PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
@@ -627,49 +667,55 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
     uint32_t step = 0, turn = 0;
     float s[SCORES], o[OUTPUT], factor[2];
     uint32_t weights[SCORES / 2];
-    if (thread_number() / 128 == GROUPS - 1) {
-        pass_turn();
+    const int group = uniform(thread_number() / 128);
+    if (group == GROUPS - 1) {
+        pass_turn(group);
     }
     const tile *t = next_tile(p, m, &turn);
     int count = uniform(t->count);
     if (count > 0) {
         wait_k(m, step);
     }
-    take_turn();
-    issue_s(m, s, turn, step);
-    pass_turn();
+    take_turn(group);
+    issue_s(m, s, group, turn, step);
+    pass_turn(group);
 #pragma unroll 1
     while (count > 0) {
         state st = {{-INFINITE, -INFINITE}, {0.0F, 0.0F}};
         int key = (t->first + t->count - 1) * KEYS;
+        /* keys from which a step is plain: these and as many more, or one that there is not */
+        const bool none = p->negate || t->plain_high < t->plain_low;
+        const int plain_low = none ? -1 : t->plain_low;
+        const uint32_t plain_span = none ? 0U : (uint32_t)(t->plain_high - plain_low);
 #pragma unroll
         for (int i = 0; i < OUTPUT; i++) {
             o[i] = 0.0F;
         }
         PTX_WGMMA_WAIT(0);
-        take_s(p, m, t, s, &st, factor, key, step);
+        take_s(p, m, t, s, &st, factor, key, step, plain_low, plain_span);
         round_weights(weights, s);
-        wait_v(m, step);
 #pragma unroll 1
         for (int i = 1; i < count; i++, step++) {
             key -= KEYS;
             wait_k(m, step + 1);
-            take_turn();
-            issue_s(m, s, turn, step + 1);
+            take_turn(group);
+            issue_s(m, s, group, turn, step + 1);
             issue_o(m, o, weights, step);
-            pass_turn();
+            pass_turn(group);
             PTX_WGMMA_WAIT(1);
-            take_s(p, m, t, s, &st, factor, key, step + 1);
-            wait_v(m, step + 1);
+            take_s(p, m, t, s, &st, factor, key, step + 1, plain_low, plain_span);
+            finish_weights(m, &st);
             PTX_WGMMA_WAIT(0);
             ptx_hold(o, OUTPUT);
             arrive(&m->v_empty[stage_of(step)]);
-            multiply(o, factor);
+            if (__any_sync(0xffffffffU, factor[0] != 1.0F || factor[1] != 1.0F)) {
+                multiply(o, factor);
+            }
             round_weights(weights, s);
         }
         arrive(&m->q_empty[turn % Q_STAGES]);
         turn++;
-        take_turn();
+        take_turn(group);
         issue_o(m, o, weights, step);
         const tile *next = next_tile(p, m, &turn);
         count = uniform(next->count);
@@ -679,11 +725,11 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         /* The next tile's first product runs while this one is stored, where there are registers for both.  After
          * the last tile it is a product of nothing: no branch may part the products. */
         if (OVERLAP) {
-            issue_s(m, s, turn, step + 1);
-            pass_turn();
+            issue_s(m, s, group, turn, step + 1);
+            pass_turn(group);
             PTX_WGMMA_WAIT(1);
         } else {
-            pass_turn();
+            pass_turn(group);
             PTX_WGMMA_WAIT(0);
         }
         ptx_hold(o, OUTPUT);
@@ -692,15 +738,15 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         repair(p, t, o, &st);
         store(p, t, o, &st);
         if (!OVERLAP) {
-            take_turn();
-            issue_s(m, s, turn, step);
-            pass_turn();
+            take_turn(group);
+            issue_s(m, s, group, turn, step);
+            pass_turn(group);
         }
         t = next;
     }
     PTX_WGMMA_WAIT(0);
-    if (thread_number() < 128) {
-        take_turn();
+    if (group == 0) {
+        take_turn(group);
     }
 }
 

@@ -20,13 +20,13 @@ typedef struct attn__forward_tensor {
 } attn__forward_tensor;
 
 enum {
-    /* dims padded to 64, 128, 256: queries of a block, and keys of a step without and with a band */
+    /* dims padded to 64, 128, 256: queries of a block, and keys of a step, of few and of many keys */
     ATTN__FORWARD_ROWS_64 = 192,
     ATTN__FORWARD_ROWS_128 = 128,
     ATTN__FORWARD_ROWS_256 = 128,
     ATTN__FORWARD_KEYS_64 = 128,
     ATTN__FORWARD_KEYS_128 = 128,
-    ATTN__FORWARD_KEYS_128_BAND = 128,
+    ATTN__FORWARD_KEYS_128_LONG = 176,
     ATTN__FORWARD_KEYS_256 = 80,
     ATTN__FORWARD_TOKENS =
         1 << 28,                 /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
@@ -34,7 +34,7 @@ enum {
     /* bytes of shared memory, as the kernels lay it out (they check it) */
     ATTN__FORWARD_SHARED_64 = 2 * 24576 + 8 * 16384 + 1024,
     ATTN__FORWARD_SHARED_128 = 2 * 32768 + 4 * 32768 + 1024,
-    ATTN__FORWARD_SHARED_128_BAND = 2 * 32768 + 4 * 32768 + 1024,
+    ATTN__FORWARD_SHARED_128_LONG = 32768 + 4 * 45056 + 1024,
     ATTN__FORWARD_SHARED_256 = 65536 + 4 * 40960 + 1024,
     ATTN__FORWARD_RAGGED = 1 << 30, /* = ATTN__MAP_RAGGED (map.h) */
 };

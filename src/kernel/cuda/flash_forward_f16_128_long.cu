@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* f16, dims padded to 128, with a band. */
+/* f16, dims padded to 128, many keys. */
 #define HEAD_DIM 128
-#define KEYS     128
-#define SHARED   ATTN__FORWARD_SHARED_128_BAND
+#define KEYS     176
+#define SHARED   ATTN__FORWARD_SHARED_128_LONG
 #define TYPE     "f16"
 #define pack     ptx_pack_f16
 #define unpack   ptx_unpack_f16
