@@ -19,15 +19,15 @@
 /* One GPU, opened.  Owned by the library, never closed; the same pointer for the same ordinal. */
 typedef struct attn__cuda_device {
     int ordinal;
-    int major, minor; /* compute capability */
-    int sms;          /* multiprocessors */
+    int major, minor;  /* compute capability */
+    int sms;           /* multiprocessors */
     size_t l2, memory; /* bytes */
     char name[128];
     void *context; /* its primary context, which the CUDA runtime of others uses too */
 } attn__cuda_device;
 
-/* Opens device `ordinal` (CUDA's own order), or fails with ATTN_EUNSUPPORTED: built without CUDA, no driver, no
- * such device, older than Hopper. */
+/* Opens device `ordinal` (CUDA's own order), or fails with ATTN_EUNSUPPORTED: built without CUDA, no driver,
+ * no such device, older than Hopper. */
 attn_status attn__cuda_open(const attn__cuda_device **device, int ordinal);
 
 /* ---- a problem in device memory ---- */
@@ -71,7 +71,8 @@ typedef struct attn__cuda_call {
     attn__cuda_tensor q, k, v;
     /* forward: written.  backward: read; o not if delta is given */
     attn__cuda_tensor o, lse; /* lse: fp32, natural log */
-    bool merge; /* forward, dtype_out fp32: o and lse hold a partial over other keys, and take the merged one */
+    bool merge; /* forward, dtype_out fp32: o and lse hold a partial over other keys, and take the merged one
+                 */
     /* backward only */
     attn__cuda_tensor dout, delta; /* delta: fp32, shaped like lse; NULL: rowsum(dout * o) is computed */
     attn__cuda_tensor dq, dk, dv;  /* each may be NULL */

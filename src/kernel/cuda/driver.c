@@ -41,7 +41,8 @@ attn_status attn__cuda_check(CUresult result, const char *what)
     return attn__fail(status, "%s: CUDA says: %s (%d)", what, words, (int)result);
 }
 
-/* ISO C has no cast from the object pointer that dlsym gives to a function; POSIX promises that they agree. */
+/* ISO C has no cast from the object pointer that dlsym gives to a function; POSIX promises that they agree.
+ */
 static bool find(void *library, const char *symbol, void *function)
 {
     void *address = dlsym(library, symbol);
@@ -56,8 +57,9 @@ static attn_status load_driver(void)
     }
     void *library = dlopen("libcuda.so.1", RTLD_NOW | RTLD_LOCAL);
     if (library == NULL) {
-        return attn__fail(ATTN_EUNSUPPORTED, "no CUDA driver: libcuda.so.1 cannot be loaded (%s); install "
-                                             "NVIDIA's driver, or use the device cpu",
+        return attn__fail(ATTN_EUNSUPPORTED,
+                          "no CUDA driver: libcuda.so.1 cannot be loaded (%s); install "
+                          "NVIDIA's driver, or use the device cpu",
                           dlerror());
     }
 #define TEXT_OF(symbol) #symbol
@@ -100,8 +102,9 @@ static attn_status open_device(opened *slot, int ordinal)
     ATTN__CUDA_TRY(attn__cuda.device_memory(&d->memory, device));
     ATTN__CUDA_TRY(attn__cuda.device_name(d->name, (int)sizeof d->name, device));
     if (d->major != 9 || d->minor != 0) {
-        return attn__fail(ATTN_EUNSUPPORTED, "GPU %d is a %s of compute capability %d.%d; the CUDA kernels are "
-                                             "for Hopper, 9.0 (H100, H200, GH200); use the device cpu",
+        return attn__fail(ATTN_EUNSUPPORTED,
+                          "GPU %d is a %s of compute capability %d.%d; the CUDA kernels are "
+                          "for Hopper, 9.0 (H100, H200, GH200); use the device cpu",
                           ordinal, d->name, d->major, d->minor);
     }
     CUcontext context;
@@ -119,8 +122,8 @@ static attn_status open_locked(const attn__cuda_device **device, int ordinal)
     int count = 0;
     ATTN__CUDA_TRY(attn__cuda.device_count(&count));
     if (ordinal < 0 || ordinal >= count || ordinal >= DEVICES) {
-        return attn__fail(ATTN_EUNSUPPORTED, "there is no GPU %d: the CUDA driver sees %d, counted from 0", ordinal,
-                          count);
+        return attn__fail(ATTN_EUNSUPPORTED, "there is no GPU %d: the CUDA driver sees %d, counted from 0",
+                          ordinal, count);
     }
     if (!devices[ordinal].open) {
         ATTN__TRY(open_device(&devices[ordinal], ordinal));
@@ -175,7 +178,8 @@ attn_status attn__cuda_function(CUfunction *function, const attn__cuda_device *d
     ATTN__TRY(status);
     ATTN__TRY(attn__cuda_check(attn__cuda.module_function(function, module, name), name));
     return attn__cuda_check(
-        attn__cuda.function_set(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared), name);
+        attn__cuda.function_set(*function, CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES, (int)shared),
+        name);
 }
 
 attn_status attn__cuda_enqueue(const attn__cuda_launch *launch, void **arguments)
@@ -205,5 +209,6 @@ attn_status attn__cuda_enqueue(const attn__cuda_launch *launch, void **arguments
         .attrs = attributes,
         .numAttrs = count,
     };
-    return attn__cuda_check(attn__cuda.launch(&config, launch->function, arguments, NULL), "cuLaunchKernelEx");
+    return attn__cuda_check(attn__cuda.launch(&config, launch->function, arguments, NULL),
+                            "cuLaunchKernelEx");
 }

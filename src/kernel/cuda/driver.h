@@ -70,8 +70,8 @@ attn_status attn__cuda_function(CUfunction *function, const attn__cuda_device *d
                                 const char *name, unsigned shared);
 
 /*
- * Enqueues one kernel.  arguments: pointers to its parameters.  overlap: programmatic dependent launch, for a kernel
- * that waits by griddepcontrol.wait before it touches what its predecessor writes.
+ * Enqueues one kernel.  arguments: pointers to its parameters.  overlap: programmatic dependent launch, for a
+ * kernel that waits by griddepcontrol.wait before it touches what its predecessor writes.
  */
 typedef struct attn__cuda_launch {
     CUfunction function;

@@ -2,12 +2,12 @@
 /*
  * flash_backward.c - gradients on Hopper: three kernels on one stream.
  *
- * METHOD.  flash_backward_before makes delta and the scaled lse and zeroes the sum of dQ; flash_backward (by tiles of
- * keys) adds to that sum and writes dK and dV; flash_backward_after rounds dQ.  The main kernel takes one block a
- * multiprocessor, and its blocks fetch tiles from a counter.
+ * METHOD.  flash_backward_before makes delta and the scaled lse and zeroes the sum of dQ; flash_backward (by
+ * tiles of keys) adds to that sum and writes dK and dV; flash_backward_after rounds dQ.  The main kernel
+ * takes one block a multiprocessor, and its blocks fetch tiles from a counter.
  *
- * COST.  Workspace: 4 bytes for each element of dQ with dims padded to 64, 128 or 256 and tokens to a tile, and
- * 8 for each row.  Nothing grows like queries times keys.
+ * COST.  Workspace: 4 bytes for each element of dQ with dims padded to 64, 128 or 256 and tokens to a tile,
+ * and 8 for each row.  Nothing grows like queries times keys.
  */
 #include "kernel/cuda/flash_backward.h"
 
@@ -30,11 +30,20 @@ typedef struct variant {
 } variant;
 
 static const variant variants[] = {
-    {64, ATTN__BACKWARD_QUERIES_64, ATTN__BACKWARD_KEYS_64, ATTN__BACKWARD_SHARED_64,
+    {64,
+     ATTN__BACKWARD_QUERIES_64,
+     ATTN__BACKWARD_KEYS_64,
+     ATTN__BACKWARD_SHARED_64,
      {"flash_backward_f16_64", "flash_backward_bf16_64"}},
-    {128, ATTN__BACKWARD_QUERIES_128, ATTN__BACKWARD_KEYS_128, ATTN__BACKWARD_SHARED_128,
+    {128,
+     ATTN__BACKWARD_QUERIES_128,
+     ATTN__BACKWARD_KEYS_128,
+     ATTN__BACKWARD_SHARED_128,
      {"flash_backward_f16_128", "flash_backward_bf16_128"}},
-    {256, ATTN__BACKWARD_QUERIES_256, ATTN__BACKWARD_KEYS_256, ATTN__BACKWARD_SHARED_256,
+    {256,
+     ATTN__BACKWARD_QUERIES_256,
+     ATTN__BACKWARD_KEYS_256,
+     ATTN__BACKWARD_SHARED_256,
      {"flash_backward_f16_256", "flash_backward_bf16_256"}},
 };
 
@@ -44,7 +53,8 @@ static const variant *variant_of(const attn__cuda_call *call)
     return &variants[dim <= 64 ? 0 : dim <= 128 ? 1 : 2];
 }
 
-/* Tiles of queries of one head, all sequences.  A ragged batch rounds each sequence up, by less than one tile. */
+/* Tiles of queries of one head, all sequences.  A ragged batch rounds each sequence up, by less than one
+ * tile. */
 static int64_t slots_of(const attn__cuda_call *call, const variant *v)
 {
     return call->cu_q != NULL ? call->total_q / v->queries + call->batch
@@ -54,7 +64,8 @@ static int64_t slots_of(const attn__cuda_call *call, const variant *v)
 static bool aligned(const attn__cuda_tensor *t, size_t size)
 {
     int64_t step = (int64_t)(16 / size);
-    return ((uintptr_t)t->data & 15) == 0 && t->batch % step == 0 && t->head % step == 0 && t->token % step == 0;
+    return ((uintptr_t)t->data & 15) == 0 && t->batch % step == 0 && t->head % step == 0 &&
+           t->token % step == 0;
 }
 
 static bool input_fits(const attn__cuda_tensor *t)
@@ -80,8 +91,8 @@ static const char *shape_rejects(const attn__cuda_call *call)
     const variant *v = variant_of(call);
     int64_t tiles = 0, pieces = 0;
     if (!attn__mul(attn__ceil_div(call->tokens_kv, v->keys) * call->batch, call->heads_kv, &tiles) ||
-        !attn__mul(slots_of(call, v), call->heads_q, &pieces) || tiles > INT32_MAX / 2 || pieces > INT32_MAX / 2 ||
-        call->batch > INT32_MAX / 2) {
+        !attn__mul(slots_of(call, v), call->heads_q, &pieces) || tiles > INT32_MAX / 2 ||
+        pieces > INT32_MAX / 2 || call->batch > INT32_MAX / 2) {
         return "too many tiles: split the batch or the heads";
     }
     return NULL;
@@ -97,12 +108,14 @@ const char *attn__flash_backward_rejects(const attn__cuda_call *call)
     }
     if (!input_fits(&call->q) || !input_fits(&call->k) || !input_fits(&call->v) || !input_fits(&call->dout) ||
         (call->delta.data == NULL && !aligned(&call->o, 2))) {
-        return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, heads "
+        return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, "
+               "heads "
                "and tokens";
     }
     size_t size = attn_dtype_size(call->dtype_out);
     if (!aligned(&call->dq, size) || !aligned(&call->dk, size) || !aligned(&call->dv, size)) {
-        return "dq, dk and dv must begin at a multiple of 16 bytes, and so must each of their batches, heads and "
+        return "dq, dk and dv must begin at a multiple of 16 bytes, and so must each of their batches, heads "
+               "and "
                "tokens";
     }
     return shape_rejects(call);
@@ -170,8 +183,8 @@ static attn_status make_map(attn__backward_map *map, const attn__cuda_call *call
     cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
     CUtensorMap made;
     ATTN__CUDA_TRY(attn__cuda.tensor_map(
-        &made, call->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16, 5,
-        t->data != NULL ? t->data : anything, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        &made, call->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        5, t->data != NULL ? t->data : anything, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
     memcpy(map, &made, sizeof made);
     return ATTN_OK;
@@ -187,8 +200,8 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__max(attn__min(tokens, ATTN__BACKWARD_FAR), -ATTN__BACKWARD_FAR);
 }
 
-/* Heads whose tiles of keys take turns.  Under a causal band the first tiles of keys have the most queries: they
- * come first, of as many heads as the L2 cache keeps in mind.  Else one head after the other. */
+/* Heads whose tiles of keys take turns.  Under a causal band the first tiles of keys have the most queries:
+ * they come first, of as many heads as the L2 cache keeps in mind.  Else one head after the other. */
 static int32_t together_of(const attn__cuda_call *call, const variant *v)
 {
     int64_t heads = call->batch * call->heads_kv;
@@ -251,12 +264,12 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call, v
     p->accumulate = call->accumulate;
     p->out_f32 = call->dtype_out == ATTN_F32;
     bool ragged_q = call->cu_q != NULL, ragged_kv = call->cu_kv != NULL;
-    ATTN__TRY(make_map(&p->q, call, &call->q, call->dim_qk, call->heads_q, call->tokens_q, ragged_q, v->queries,
-                       workspace));
+    ATTN__TRY(make_map(&p->q, call, &call->q, call->dim_qk, call->heads_q, call->tokens_q, ragged_q,
+                       v->queries, workspace));
     ATTN__TRY(make_map(&p->dout, call, &call->dout, call->dim_v, call->heads_q, call->tokens_q, ragged_q,
                        v->queries, workspace));
-    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, ragged_kv, v->keys,
-                       workspace));
+    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, ragged_kv,
+                       v->keys, workspace));
     return make_map(&p->v, call, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, ragged_kv, v->keys,
                     workspace);
 }
@@ -264,10 +277,11 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call, v
 /* ---- launches ---- */
 
 static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *call,
-                               const attn__cuda_device *device, const char *name, void *stream)
+                               const attn__cuda_device *device, bool after, void *stream)
 {
     CUfunction function;
     const char *image = call->dtype == ATTN_F16 ? "flash_backward_f16_rows" : "flash_backward_bf16_rows";
+    const char *name = after ? "flash_backward_after" : "flash_backward_before";
     ATTN__TRY(attn__cuda_function(&function, device, image, name, 0));
     int64_t tiles = (int64_t)p->tiles_q * p->heads_q * p->batch;
     int64_t most = call->sms > 0 ? call->sms : (int64_t)1 << 30;
@@ -275,6 +289,7 @@ static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *
         .function = function,
         .grid = {(unsigned)attn__max(attn__min(tiles, most), 1), 1, 1},
         .block = ROW_THREADS,
+        .overlap = after,
         .stream = stream,
     };
     void *arguments[] = {p};
@@ -286,14 +301,15 @@ static attn_status launch_main(attn__backward_params *p, const attn__cuda_call *
 {
     CUfunction function;
     const variant *v = variant_of(call);
-    ATTN__TRY(
-        attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_backward", v->shared));
+    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_backward",
+                                  v->shared));
     int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
     attn__cuda_launch launch = {
         .function = function,
         .grid = {(unsigned)attn__min(p->tiles, sms), 1, 1},
         .block = MAIN_THREADS,
         .shared = v->shared,
+        .overlap = true,
         .stream = stream,
     };
     void *arguments[] = {p};
@@ -305,15 +321,15 @@ static attn_status launch_all(const attn__cuda_call *call, const attn__cuda_devi
 {
     attn__backward_params p;
     ATTN__TRY(fill(&p, call, workspace));
-    ATTN__TRY(launch_rows(&p, call, device, "flash_backward_before", stream));
+    ATTN__TRY(launch_rows(&p, call, device, false, stream));
     if (p.tiles > 0) {
         ATTN__TRY(launch_main(&p, call, device, stream));
     }
-    return call->dq.data == NULL ? ATTN_OK : launch_rows(&p, call, device, "flash_backward_after", stream);
+    return call->dq.data == NULL ? ATTN_OK : launch_rows(&p, call, device, true, stream);
 }
 
-attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
-                                 void *stream)
+attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device,
+                                 void *workspace, void *stream)
 {
     ATTN__TRY(attn__cuda_enter(device));
     attn_status status = launch_all(call, device, workspace, stream);

@@ -10,7 +10,7 @@
 /* As the slots of attn__cuda_kernel. */
 const char *attn__flash_backward_rejects(const attn__cuda_call *call);
 size_t attn__flash_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device);
-attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
-                                 void *stream);
+attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device,
+                                 void *workspace, void *stream);
 
 #endif

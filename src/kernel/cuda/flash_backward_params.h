@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_params.h - what the launcher of the Hopper gradients hands to its kernels, in words that both
- * C11 and nvcc read.
+ * flash_backward_params.h - what the launcher of the Hopper gradients hands to its kernels, in words that
+ * both C11 and nvcc read.
  */
 #ifndef ATTN_FLASH_BACKWARD_PARAMS_H
 #define ATTN_FLASH_BACKWARD_PARAMS_H
@@ -31,13 +31,15 @@ enum {
     ATTN__BACKWARD_SHARED_64 = 221184,
     ATTN__BACKWARD_SHARED_128 = 221184,
     ATTN__BACKWARD_SHARED_256 = 231424,
-    ATTN__BACKWARD_PIECE = 1024,     /* floats of dQ that a warp adds in one go: 16 rows, 64 columns */
-    ATTN__BACKWARD_TOKENS = 1 << 28, /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
-    ATTN__BACKWARD_FAR = 1 << 30,    /* an unbounded side of the band */
+    ATTN__BACKWARD_PIECE = 1024, /* floats of dQ that a warp adds in one go: 16 rows, 64 columns */
+    ATTN__BACKWARD_TOKENS =
+        1 << 28,                  /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
+    ATTN__BACKWARD_FAR = 1 << 30, /* an unbounded side of the band */
     /*
-     * Ragged batches.  A token coordinate counts up to RAGGED, so that the copy engine itself puts zeros behind
-     * the end of a sequence: token i of a sequence of n that begins at token c is coordinates RAGGED - n + i,
-     * c + n and RAGGED along three dimensions of strides s, s and 2^34 - s: RAGGED * 2^34 = 2^64 is nothing.
+     * Ragged batches.  A token coordinate counts up to RAGGED, so that the copy engine itself puts zeros
+     * behind the end of a sequence: token i of a sequence of n that begins at token c is coordinates RAGGED -
+     * n + i, c + n and RAGGED along three dimensions of strides s, s and 2^34 - s: RAGGED * 2^34 = 2^64 is
+     * nothing.
      */
     ATTN__BACKWARD_RAGGED = 1 << 30,
 };
@@ -50,8 +52,9 @@ typedef struct attn__backward_params {
     float *minus_lse; /* - lse * log2(e), -inf where P is 0; in the order that the threads read it */
     float *delta;     /* the same order */
     float *dq_sum;    /* dQ / scale, as the accumulators lie in their threads */
-    int32_t *turns;   /* deterministic: of each piece of dQ, the tiles of keys that have added theirs; or NULL */
-    int32_t *next;    /* the next tile of keys that no block has taken */
+    int32_t
+        *turns;    /* deterministic: of each piece of dQ, the tiles of keys that have added theirs; or NULL */
+    int32_t *next; /* the next tile of keys that no block has taken */
     float scale, scale_log2;
     int32_t batch, heads_q, heads_kv, group; /* group = heads_q / heads_kv */
     int32_t tokens_q, tokens_kv;             /* of a sequence, at most */

@@ -118,6 +118,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 {
     int queries = p.dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
     int blocks = p.dim == 256 ? 16 : 8; /* of 8 columns, of a warp */
+    ptx_grid_wait();
     int64_t tiles = (int64_t)p.tiles_q * p.heads_q * p.batch;
     for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
         rows r = rows_of(&p, index, queries);
