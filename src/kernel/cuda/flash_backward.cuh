@@ -153,23 +153,6 @@ PTX_INLINE void all_scores(float s[HALVES][SCORES], const shared_memory *m, uint
     ptx_wgmma_commit();
 }
 
-/* The warpgroups take turns at exponentials, so that one's products run under the other's. */
-#ifndef TURNS
-#define TURNS 1
-#endif
-PTX_INLINE void take_turn(void)
-{
-    if (TURNS) {
-        ptx_sync(2 + (int)its_group(), CONSUMERS);
-    }
-}
-PTX_INLINE void give_turn(void)
-{
-    if (TURNS) {
-        ptx_arrive(3 - (int)its_group(), CONSUMERS);
-    }
-}
-
 /*
  * From S to dS in one half of a step; dV.  On entry dK of the step before may be under way.  Where registers are
  * short, dS takes those of P, and so waits for dV.
@@ -184,12 +167,10 @@ PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m
     ptx_wgmma_fence();
     scores(dp, its_keys(m->v), o_tile);
     ptx_wgmma_commit();
-    take_turn();
     weights(s, m->minus_lse[q->stage] + half * 64 + ptx_thread() % 4 * 4, p->scale_log2);
     if (is_cut) {
         cut(s, &m->w, first_query + half * 64);
     }
-    give_turn();
     PTX_WGMMA_WAIT(1); /* dK of the step before, or dV of the half before */
     if (release && is_first_lane()) {
         ptx_barrier_arrive(ptx_shared(&m->q_empty[ring_before(q)]));
@@ -324,9 +305,6 @@ PTX_INLINE void consume(const attn__backward_params *p, shared_memory *m)
 {
     ring q = {0, 0};
     uint32_t o = 0, parity = 0;
-    if (TURNS && its_group() == 1) {
-        ptx_arrive(2, CONSUMERS); /* the first turn is the other's */
-    }
     for (;; parity ^= 1) {
         ptx_barrier_wait(ptx_shared(&m->keys_full), parity);
         if (m->w.count < 0) {
