@@ -106,13 +106,13 @@ const char *attn__flash_backward_rejects(const attn__cuda_call *call)
     if (call->dtype_out != ATTN_F32 && call->dtype_out != call->dtype) {
         return "gradients are fp32, or of the dtype of q, k and v";
     }
+    size_t size = attn_dtype_size(call->dtype_out);
     if (!input_fits(&call->q) || !input_fits(&call->k) || !input_fits(&call->v) || !input_fits(&call->dout) ||
-        (call->delta.data == NULL && !aligned(&call->o, 2))) {
+        (call->delta.data == NULL && !aligned(&call->o, size))) {
         return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, "
                "heads "
                "and tokens";
     }
-    size_t size = attn_dtype_size(call->dtype_out);
     if (!aligned(&call->dq, size) || !aligned(&call->dk, size) || !aligned(&call->dv, size)) {
         return "dq, dk and dv must begin at a multiple of 16 bytes, and so must each of their batches, heads "
                "and "

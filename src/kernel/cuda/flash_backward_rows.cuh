@@ -46,14 +46,27 @@ PTX_INLINE float dot_pairs(uint32_t a, uint32_t b)
     return unpack_low(a) * unpack_low(b) + unpack_high(a) * unpack_high(b);
 }
 
+PTX_INLINE float dot_pair(uint32_t a, float low, float high)
+{
+    return unpack_low(a) * low + unpack_high(a) * high;
+}
+
 /* The lanes of a row, a power of two, each have some of its columns. */
 PTX_INLINE float delta_of(const attn__backward_params *p, const rows *r, int query, int lane, int lanes)
 {
     float sum = 0.0F;
     if (query < r->s.queries && lane * 8 < p->dim_v) {
         uint4 a = *(const uint4 *)((const uint16_t *)p->dout_rows.data + row_offset(&p->dout_rows, r, query) + lane * 8);
-        uint4 b = *(const uint4 *)((const uint16_t *)p->o_rows.data + row_offset(&p->o_rows, r, query) + lane * 8);
-        sum = dot_pairs(a.x, b.x) + dot_pairs(a.y, b.y) + dot_pairs(a.z, b.z) + dot_pairs(a.w, b.w);
+        int64_t at = row_offset(&p->o_rows, r, query) + lane * 8;
+        if (p->out_f32) { /* o is of the dtype of the gradients */
+            float4 low = *(const float4 *)((const float *)p->o_rows.data + at);
+            float4 high = *(const float4 *)((const float *)p->o_rows.data + at + 4);
+            sum = dot_pair(a.x, low.x, low.y) + dot_pair(a.y, low.z, low.w) + dot_pair(a.z, high.x, high.y) +
+                  dot_pair(a.w, high.z, high.w);
+        } else {
+            uint4 b = *(const uint4 *)((const uint16_t *)p->o_rows.data + at);
+            sum = dot_pairs(a.x, b.x) + dot_pairs(a.y, b.y) + dot_pairs(a.z, b.z) + dot_pairs(a.w, b.w);
+        }
     }
     for (int bit = lanes / 2; bit > 0; bit /= 2) {
         sum += __shfl_xor_sync(0xffffffffu, sum, bit);
