@@ -125,7 +125,9 @@ static bool check(const bench_shape *shape)
         upload(d, inputs[i]);
     }
     if (shape->given_delta) {
-        cuda(attn__cuda.memset_async(d->device[O], 0xff, (size_t)d->count[O] * 2, NULL), "poison");
+        cuda(attn__cuda.memset_async(d->device[O], 0xff, (size_t)d->count[O] * attn_dtype_size(shape->out),
+                                     NULL),
+             "poison");
     }
     prepare_outputs(d);
     launch(d);

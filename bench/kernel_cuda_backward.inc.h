@@ -75,7 +75,7 @@ static void *memory(int64_t count, size_t size)
 
 static attn_dtype dtype_of(const bench_shape *s, int tensor)
 {
-    return tensor >= LSE ? ATTN_F32 : tensor >= DQ ? s->out : s->dtype;
+    return tensor >= LSE ? ATTN_F32 : tensor >= DQ || tensor == O ? s->out : s->dtype;
 }
 
 static int64_t width_of(const bench_shape *s, int tensor)
@@ -271,12 +271,14 @@ static void forward_row(bench_data *d, double *p, int64_t row, int64_t head, int
             acc[e] += p[j] * (double)d->host[V][((first + j) * s->heads_kv + kv) * s->dim_v + e];
         }
     }
-    uint16_t rounded[256];
     for (int64_t e = 0; e < s->dim_v; e++) {
         o[e] = (float)acc[e];
     }
-    attn_from_f32(rounded, s->dtype, 1, o, s->dim_v);
-    attn_to_f32(o, rounded, s->dtype, 1, s->dim_v);
+    if (s->out != ATTN_F32) {
+        uint16_t rounded[256];
+        attn_from_f32(rounded, s->out, 1, o, s->dim_v);
+        attn_to_f32(o, rounded, s->out, 1, s->dim_v);
+    }
 }
 
 static void backward_row(bench_data *d, const double *p, int64_t row, int64_t head, int64_t first,

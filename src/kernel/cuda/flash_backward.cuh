@@ -1,22 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward.cuh - dQ, dK and dV of dims up to 64 or 128, one tile of keys a block at a time.  Included by .cu
- * files that set DIM, and F16 for fp16.
+ * flash_backward.cuh - dQ, dK and dV of dims up to 64 or 128, one tile of keys a block at a time.  Included
+ * by .cu files that set DIM, and F16 for fp16.
  *
- * METHOD.  Dao et al., FlashAttention-2 (2023), algorithm 2, by keys: a block holds 128 keys and their values and
- * walks over the queries that see them, QUERIES a step, for all query heads of its key head:
+ * METHOD.  Dao et al., FlashAttention-2 (2023), algorithm 2, by keys: a block holds 128 keys and their values
+ * and walks over the queries that see them, QUERIES a step, for all query heads of its key head:
  *
  *     S^T = K Q^T,  P^T = exp2(c S^T - lse),  dP^T = V dO^T,  dS^T = P^T (dP^T - delta)
  *     dV += P^T dO,  dK += dS^T Q,  dQ = dS K
  *
- * The two warpgroups of consumers hold 64 keys each.  As the scores are transposed, P^T and dS^T are the first
- * operands of dV and dK as they lie in registers (Shah et al., FlashAttention-3, 2024); only dS goes through
- * shared memory, because dQ needs all 128 keys.  dQ is added up in fp32 in device memory, straight from the registers
- * and in their order, 16 bytes a thread.  A third warpgroup gives its registers away and loads tiles.
+ * The two warpgroups of consumers hold 64 keys each.  As the scores are transposed, P^T and dS^T are the
+ * first operands of dV and dK as they lie in registers (Shah et al., FlashAttention-3, 2024); only dS goes
+ * through shared memory, because dQ needs all 128 keys.  dQ is added up in fp32 in device memory, straight
+ * from the registers and in their order, 16 bytes a thread.  A third warpgroup gives its registers away and
+ * loads tiles.
  *
- * ORDER.  While the exponentials of a step are computed, dK of the step before and dP run; while dS is, dV does;
- * while dQ leaves, the next S and dK do.  dQ of a step is computed at the end of the next one, when both
- * warpgroups have long stored their dS, so that neither waits for the other.
+ * ORDER.  While the exponentials of a step are computed, dK of the step before and dP run; while dS is, dV
+ * does; while dQ leaves, the next S and dK do.  dQ of a step is computed at the end of the next one, when
+ * both warpgroups have long stored their dS, so that neither waits for the other.
  *
  * COST.  10 * DIM FLOPs for each pair of key and query, 5 products.
  */
@@ -40,11 +41,11 @@ enum {
     KEY_TILE = PANELS * KEY_PANEL,
     QUERY_TILE = PANELS * QUERY_PANEL,
     SCORE_TILE = QUERIES / 64 * SCORE_PANEL,
-    HALVES = QUERIES / 64,        /* of a step, of 64 queries each */
-    HALF = 64 * 128,              /* bytes of a half in a panel of Q or dO */
-    COLUMNS = DIM,                /* of dK and dV of a warpgroup */
-    SCORES = 32,                  /* registers of S^T of a half, and of dP^T */
-    GRADIENT = DIM / 2,           /* of dK, and of dV */
+    HALVES = QUERIES / 64, /* of a step, of 64 queries each */
+    HALF = 64 * 128,       /* bytes of a half in a panel of Q or dO */
+    COLUMNS = DIM,         /* of dK and dV of a warpgroup */
+    SCORES = 32,           /* registers of S^T of a half, and of dP^T */
+    GRADIENT = DIM / 2,    /* of dK, and of dV */
 };
 
 typedef struct shared_memory {
@@ -128,7 +129,6 @@ PTX_INLINE void query_gradient(float *d, uint32_t ds, uint32_t k)
     }
 }
 
-
 /* ---- a step of the consumers ---- */
 
 PTX_INLINE void store_scores(uint32_t tile, const uint32_t *ds)
@@ -137,8 +137,7 @@ PTX_INLINE void store_scores(uint32_t tile, const uint32_t *ds)
     uint32_t row = tile + (thread / 32 * 16 + thread % 16) * 128 + (thread % 32 / 16 * 16 ^ thread % 8 * 16);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        ptx_store_matrices(row ^ (uint32_t)(i * 32), ds[4 * i], ds[4 * i + 1],
-                           ds[4 * i + 2], ds[4 * i + 3]);
+        ptx_store_matrices(row ^ (uint32_t)(i * 32), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
     }
 }
 
@@ -154,11 +153,12 @@ PTX_INLINE void all_scores(float s[HALVES][SCORES], const shared_memory *m, uint
 }
 
 /*
- * From S to dS in one half of a step; dV.  On entry dK of the step before may be under way.  Where registers are
- * short, dS takes those of P, and so waits for dV.
+ * From S to dS in one half of a step; dV.  On entry dK of the step before may be under way.  Where registers
+ * are short, dS takes those of P, and so waits for dV.
  */
-PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m, int half, const ring *q, bool release,
-                          uint32_t o, int first_query, bool is_cut, float *s, uint32_t *ds, float *dv)
+PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m, int half, const ring *q,
+                          bool release, uint32_t o, int first_query, bool is_cut, float *s, uint32_t *ds,
+                          float *dv)
 {
     uint32_t o_stage = o % O_STAGES;
     float dp[SCORES];
@@ -204,8 +204,8 @@ PTX_INLINE void begin_query_gradient(shared_memory *m, uint32_t n, float *dq)
     ptx_wgmma_commit();
 }
 
-PTX_INLINE void end_query_gradient(const attn__backward_params *p, shared_memory *m, uint32_t n, const float *dq,
-                                   int slot, int tile)
+PTX_INLINE void end_query_gradient(const attn__backward_params *p, shared_memory *m, uint32_t n,
+                                   const float *dq, int slot, int tile)
 {
     if (is_first_lane()) {
         ptx_barrier_arrive(ptx_shared(&m->ds_empty[n % 2]));
@@ -214,7 +214,8 @@ PTX_INLINE void end_query_gradient(const attn__backward_params *p, shared_memory
 }
 
 /* All queries of one tile of keys; o: of all steps of the block.  dk, dv: zeroed by the caller. */
-PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, uint32_t *o, float *dk, float *dv)
+PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, uint32_t *o, float *dk,
+                     float *dv)
 {
     const work *w = &m->w;
     float s[HALVES][SCORES], dq[32];

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_256.cuh - dQ, dK and dV of dims up to 256, one tile of keys a block at a time.  Included by .cu files
- * that set F16 for fp16.
+ * flash_backward_256.cuh - dQ, dK and dV of dims up to 256, one tile of keys a block at a time.  Included by
+ * .cu files that set F16 for fp16.
  *
- * METHOD.  As flash_backward.cuh, but registers hold dK and dV of 64 keys only when two warpgroups share them: each has
- * 128 of the 256 columns.  So each needs P^T and dS^T of all 64 queries of a step, computes those of 32, and both go
- * through shared memory.  dQ leaves straight from registers, in two halves.
+ * METHOD.  As flash_backward.cuh, but registers hold dK and dV of 64 keys only when two warpgroups share
+ * them: each has 128 of the 256 columns.  So each needs P^T and dS^T of all 64 queries of a step, computes
+ * those of 32, and both go through shared memory.  dQ leaves straight from registers, in two halves.
  *
- * ORDER.  While S and dP of the next step run, dV and dK of this one are done, which frees their tiles; while the
- * exponentials are computed, the first half of dQ runs; the second while the next dV does.
+ * ORDER.  While S and dP of the next step run, dV and dK of this one are done, which frees their tiles; while
+ * the exponentials are computed, the first half of dQ runs; the second while the next dV does.
  */
 #include "kernel/cuda/flash_backward_store.cuh"
 
@@ -26,10 +26,10 @@ enum {
     QUERY_PANEL = QUERIES * 128,
     KEY_TILE = PANELS * KEY_PANEL,
     QUERY_TILE = PANELS * QUERY_PANEL,
-    SCORE_TILE = KEYS * 128,   /* of P^T or dS^T */
-    COLUMNS = 128,             /* of dK, dV and dQ of a warpgroup */
-    SCORES = 16,               /* registers of S^T of 32 queries, and of dP^T */
-    GRADIENT = COLUMNS / 2,    /* of dK, and of dV */
+    SCORE_TILE = KEYS * 128, /* of P^T or dS^T */
+    COLUMNS = 128,           /* of dK, dV and dQ of a warpgroup */
+    SCORES = 16,             /* registers of S^T of 32 queries, and of dP^T */
+    GRADIENT = COLUMNS / 2,  /* of dK, and of dV */
 };
 
 typedef struct shared_memory {
@@ -103,7 +103,8 @@ PTX_INLINE void store_scores(const uint8_t *tile, const uint32_t *ds)
     uint32_t chunk = (thread % 32 / 16 * 16 ^ thread % 8 * 16) ^ thread / 128 * 64;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        ptx_store_matrices(row + (chunk ^ (uint32_t)(i * 32)), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+        ptx_store_matrices(row + (chunk ^ (uint32_t)(i * 32)), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
+                           ds[4 * i + 3]);
     }
 }
 
@@ -140,30 +141,31 @@ PTX_INLINE void begin_step(shared_memory *m, uint32_t n, float *s, float *dp)
     ptx_wgmma_commit();
 }
 
-/* P and dS to shared memory; `after`: products under way that were committed after dP */
-#define SOFTMAX_STEP(m, p, n, at, s, dp, after, after_dp)                                                                \
-    do {                                                                                                                 \
-        uint32_t stage = (n) % 2, columns = ptx_thread() / 128 * 32 + ptx_thread() % 4 * 4, packed[SCORES / 2];                 \
-        bool is_cut = work_is_cut(&m->w, (at)->tile * QUERIES, KEYS, QUERIES);                                           \
-        int first_query = (at)->tile * QUERIES + (int)(ptx_thread() / 128) * 32;                                                  \
-        PTX_WGMMA_WAIT(after_dp);                                                                                        \
-        ptx_hold(s, SCORES);                                                                                             \
-        weights(s, m->minus_lse[stage] + columns, p->scale_log2);                                                        \
-        if (is_cut) {                                                                                                    \
-            cut(s, &m->w, first_query);                                                                                  \
-        }                                                                                                                \
-        round_scores(packed, s);                                                                                         \
-        store_scores(m->p[stage], packed);                                                                               \
-        PTX_WGMMA_WAIT(after);                                                                                           \
-        ptx_hold(dp, SCORES);                                                                                            \
-        score_gradients(s, dp, m->delta[stage] + columns);                                                               \
-        if (is_cut) {                                                                                                    \
-            cut(dp, &m->w, first_query);                                                                                 \
-        }                                                                                                                \
-        round_scores(packed, dp);                                                                                        \
-        store_scores(m->ds[stage], packed);                                                                              \
-        ptx_fence_async();                                                                                               \
-    } while (0)
+/* P and dS to shared memory.  S and dP are under way, and behind them one more product. */
+PTX_INLINE void softmax_step(const attn__backward_params *p, shared_memory *m, uint32_t n, const position *at,
+                             float *s, float *dp)
+{
+    uint32_t stage = n % 2, columns = (ptx_thread() / 128) * 32 + ptx_thread() % 4 * 4, packed[SCORES / 2];
+    bool is_cut = work_is_cut(&m->w, at->tile * QUERIES, KEYS, QUERIES);
+    int first_query = at->tile * QUERIES + (int)(ptx_thread() / 128) * 32;
+    PTX_WGMMA_WAIT(2); /* S */
+    ptx_hold(s, SCORES);
+    weights(s, m->minus_lse[stage] + columns, p->scale_log2);
+    if (is_cut) {
+        cut(s, &m->w, first_query);
+    }
+    round_scores(packed, s);
+    store_scores(m->p[stage], packed);
+    PTX_WGMMA_WAIT(1); /* dP */
+    ptx_hold(dp, SCORES);
+    score_gradients(s, dp, m->delta[stage] + columns);
+    if (is_cut) {
+        cut(dp, &m->w, first_query);
+    }
+    round_scores(packed, dp);
+    store_scores(m->ds[stage], packed);
+    ptx_fence_async();
+}
 
 PTX_INLINE void release(shared_memory *m, uint32_t n)
 {
@@ -189,8 +191,8 @@ PTX_INLINE void half_query_gradient(shared_memory *m, uint32_t n, int half, floa
 }
 
 /*
- * All queries of one tile of keys; n: of all steps of the block.  dk, dv: zeroed by the caller.  What dQ of a step
- * before the first would be is computed and not used, since a branch around products costs more.
+ * All queries of one tile of keys; n: of all steps of the block.  dk, dv: zeroed by the caller.  What dQ of a
+ * step before the first would be is computed and not used, since a branch around products costs more.
  */
 PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t *n, float *dk, float *dv)
 {
@@ -199,11 +201,12 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t 
     begin_step(m, *n, s, dp);
     ptx_wgmma_commit(); /* in the place of dQ */
     for (int steps = p->group * m->w.count;; *n += 1) {
-        SOFTMAX_STEP(m, p, *n, &at, s, dp, 1, 2);
+        softmax_step(p, m, *n, &at, s, dp);
         PTX_WGMMA_WAIT(0);
         ptx_hold(dq, 32);
         if (before.tile >= 0) {
-            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(0), dq, turn_of(&m->w, before.tile));
+            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(0), dq,
+                               turn_of(&m->w, before.tile));
         }
         half_query_gradient(m, *n + 1, 1, dq);
         ptx_sync(1, CONSUMERS);
@@ -211,7 +214,8 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t 
         PTX_WGMMA_WAIT(1); /* dQ */
         ptx_hold(dq, 32);
         if (before.tile >= 0) {
-            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(1), dq, turn_of(&m->w, before.tile));
+            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(1), dq,
+                               turn_of(&m->w, before.tile));
         }
         before = at;
         if (--steps == 0) {
@@ -228,7 +232,8 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t 
         half_query_gradient(m, *n, half, dq);
         PTX_WGMMA_WAIT(0);
         ptx_hold(dq, 32);
-        add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(half), dq, turn_of(&m->w, before.tile));
+        add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(half), dq,
+                           turn_of(&m->w, before.tile));
     }
     ptx_hold(dk, GRADIENT);
     ptx_hold(dv, GRADIENT);

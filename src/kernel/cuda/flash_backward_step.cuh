@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_step.cuh - what the main kernels of all dims share: loading, softmax, the way out.  Included after
- * the shape of a step (KEYS, QUERIES, ...) and what lies in shared memory are set.
+ * flash_backward_step.cuh - what the main kernels of all dims share: loading, softmax, the way out.  Included
+ * after the shape of a step (KEYS, QUERIES, ...) and what lies in shared memory are set.
  */
 
 /* A place in the ring of query tiles, and the parity that tells this round from the last. */
@@ -24,7 +24,8 @@ PTX_INLINE uint32_t ring_before(const ring *r)
 
 /* ---- the producer ---- */
 
-PTX_INLINE void load_panels(uint32_t to, const attn__backward_map *map, uint32_t barrier, int panel, place at, int head)
+PTX_INLINE void load_panels(uint32_t to, const attn__backward_map *map, uint32_t barrier, int panel, place at,
+                            int head)
 {
 #pragma unroll PANELS <= 2 ? PANELS : 1
     for (int i = 0; i < PANELS; i++) {
@@ -129,7 +130,8 @@ PTX_INLINE span visible(const work *w, int row, int first_query, int columns)
 PTX_INLINE void cut(float *s, const work *w, int first_query)
 {
     int row = its_row();
-    const span spans[2] = {visible(w, row, first_query, SCORES * 2), visible(w, row + 8, first_query, SCORES * 2)};
+    const span spans[2] = {visible(w, row, first_query, SCORES * 2),
+                           visible(w, row + 8, first_query, SCORES * 2)};
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         const span *v = &spans[i / 2 % 2];
@@ -180,8 +182,8 @@ PTX_INLINE int turn_of(const work *w, int tile)
 }
 
 /*
- * Adds 64 columns of 16 rows to the sum of dQ, straight from the registers, as they lie; `turn`: after that many tiles of
- * keys before this one.
+ * Adds 64 columns of 16 rows to the sum of dQ, straight from the registers, as they lie; `turn`: after that
+ * many tiles of keys before this one.
  */
 PTX_INLINE void add_query_gradient(const attn__backward_params *p, int64_t piece, const float *dq, int turn)
 {
@@ -207,12 +209,12 @@ PTX_INLINE void add_query_gradient(const attn__backward_params *p, int64_t piece
 }
 
 /*
- * dK and dV to memory, 64 columns after another, each warp its 16 rows by way of its piece of shared memory: there each
- * thread finds 8 columns of a row together.  A quad's 16 bytes lie in an order that keeps both the writes and the reads
- * free of bank conflicts.
+ * dK and dV to memory, 64 columns after another, each warp its 16 rows by way of its piece of shared memory:
+ * there each thread finds 8 columns of a row together.  A quad's 16 bytes lie in an order that keeps both the
+ * writes and the reads free of bank conflicts.
  */
-PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, uint32_t piece, const float *dk,
-                                const float *dv)
+PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, uint32_t piece,
+                                const float *dk, const float *dv)
 {
     enum { PARTS = COLUMNS / 64 };
     uint32_t lane = ptx_thread() % 32;
@@ -238,8 +240,8 @@ PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, u
         float scale = part < PARTS ? p->scale : 1.0F;
 #pragma unroll
         for (uint32_t i = lane / 8; i < 8; i += 4) {
-            store_rows(p, to, w, row, first + part % PARTS * 64 + (int)i * 8, dim, piece + i * 512 + lane % 8 * 64,
-                       lane / 2 % 4, scale);
+            store_rows(p, to, w, row, first + part % PARTS * 64 + (int)i * 8, dim,
+                       piece + i * 512 + lane % 8 * 64, lane / 2 % 4, scale);
         }
     }
     __syncwarp();
