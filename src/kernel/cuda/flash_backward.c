@@ -277,10 +277,11 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call, v
 /* ---- launches ---- */
 
 static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *call,
-                               const attn__cuda_device *device, const char *name, void *stream)
+                               const attn__cuda_device *device, bool after, void *stream)
 {
     CUfunction function;
     const char *image = call->dtype == ATTN_F16 ? "flash_backward_f16_rows" : "flash_backward_bf16_rows";
+    const char *name = after ? "flash_backward_after" : "flash_backward_before";
     ATTN__TRY(attn__cuda_function(&function, device, image, name, 0));
     int64_t tiles = (int64_t)p->tiles_q * p->heads_q * p->batch;
     int64_t most = call->sms > 0 ? call->sms : (int64_t)1 << 30;
@@ -288,6 +289,7 @@ static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *
         .function = function,
         .grid = {(unsigned)attn__max(attn__min(tiles, most), 1), 1, 1},
         .block = ROW_THREADS,
+        .overlap = after,
         .stream = stream,
     };
     void *arguments[] = {p};
@@ -307,6 +309,7 @@ static attn_status launch_main(attn__backward_params *p, const attn__cuda_call *
         .grid = {(unsigned)attn__min(p->tiles, sms), 1, 1},
         .block = MAIN_THREADS,
         .shared = v->shared,
+        .overlap = true,
         .stream = stream,
     };
     void *arguments[] = {p};
@@ -318,11 +321,11 @@ static attn_status launch_all(const attn__cuda_call *call, const attn__cuda_devi
 {
     attn__backward_params p;
     ATTN__TRY(fill(&p, call, workspace));
-    ATTN__TRY(launch_rows(&p, call, device, "flash_backward_before", stream));
+    ATTN__TRY(launch_rows(&p, call, device, false, stream));
     if (p.tiles > 0) {
         ATTN__TRY(launch_main(&p, call, device, stream));
     }
-    return call->dq.data == NULL ? ATTN_OK : launch_rows(&p, call, device, "flash_backward_after", stream);
+    return call->dq.data == NULL ? ATTN_OK : launch_rows(&p, call, device, true, stream);
 }
 
 attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device,

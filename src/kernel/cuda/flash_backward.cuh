@@ -1,21 +1,23 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward.cuh - dQ, dK and dV of dims up to 64 or 128, one tile of keys a block at a time.  Included by .cu
- * files that set DIM, and F16 for fp16.
+ * flash_backward.cuh - dQ, dK and dV of dims up to 64 or 128, one tile of keys a block at a time.  Included
+ * by .cu files that set DIM, and F16 for fp16.
  *
- * METHOD.  Dao et al., FlashAttention-2 (2023), algorithm 2, by keys: a block holds 128 keys and their values and
- * walks over the queries that see them, QUERIES a step, for all query heads of its key head:
+ * METHOD.  Dao et al., FlashAttention-2 (2023), algorithm 2, by keys: a block holds 128 keys and their values
+ * and walks over the queries that see them, QUERIES a step, for all query heads of its key head:
  *
  *     S^T = K Q^T,  P^T = exp2(c S^T - lse),  dP^T = V dO^T,  dS^T = P^T (dP^T - delta)
  *     dV += P^T dO,  dK += dS^T Q,  dQ = dS K
  *
- * The two warpgroups of consumers hold 64 keys each.  As the scores are transposed, P^T and dS^T are the first
- * operands of dV and dK as they lie in registers (Shah et al., FlashAttention-3, 2024); only dS goes through
- * shared memory, because dQ needs all 128 keys.  dQ is added up in fp32 in device memory, by bulk copies that
- * add, each warp its own piece.  A third warpgroup gives its registers away and loads tiles.
+ * The two warpgroups of consumers hold 64 keys each.  As the scores are transposed, P^T and dS^T are the
+ * first operands of dV and dK as they lie in registers (Shah et al., FlashAttention-3, 2024); only dS goes
+ * through shared memory, because dQ needs all 128 keys.  dQ is added up in fp32 in device memory, straight
+ * from the registers and in their order, 16 bytes a thread.  A third warpgroup gives its registers away and
+ * loads tiles.
  *
- * ORDER.  While the exponentials of a step are computed, dK of the step before and dP run; while dS is, dV does;
- * while dQ leaves, the next S and dK do.
+ * ORDER.  While the exponentials of a step are computed, dK of the step before and dP run; while dS is, dV
+ * does; while dQ leaves, the next S and dK do.  dQ of a step is computed at the end of the next one, when
+ * both warpgroups have long stored their dS, so that neither waits for the other.
  *
  * COST.  10 * DIM FLOPs for each pair of key and query, 5 products.
  */
@@ -39,23 +41,23 @@ enum {
     KEY_TILE = PANELS * KEY_PANEL,
     QUERY_TILE = PANELS * QUERY_PANEL,
     SCORE_TILE = QUERIES / 64 * SCORE_PANEL,
-    WARP_SUM = QUERIES * DIM / 8, /* floats of dQ of a warp */
-    HALVES = QUERIES / 64,        /* of a step, of 64 queries each */
-    HALF = 64 * 128,              /* bytes of a half in a panel of Q or dO */
-    COLUMNS = DIM,                /* of dK and dV of a warpgroup */
-    SCORES = 32,                  /* registers of S^T of a half, and of dP^T */
-    GRADIENT = DIM / 2,           /* of dK, and of dV */
+    HALVES = QUERIES / 64, /* of a step, of 64 queries each */
+    HALF = 64 * 128,       /* bytes of a half in a panel of Q or dO */
+    COLUMNS = DIM,         /* of dK and dV of a warpgroup */
+    SCORES = 32,           /* registers of S^T of a half, and of dP^T */
+    GRADIENT = DIM / 2,    /* of dK, and of dV */
 };
 
 typedef struct shared_memory {
     uint8_t k[KEY_TILE], v[KEY_TILE];
     uint8_t q[Q_STAGES][QUERY_TILE];
     uint8_t dout[O_STAGES][QUERY_TILE];
-    uint8_t ds[2][SCORE_TILE]; /* with sum behind it: dK and dV on their way out */
-    float sum[8][WARP_SUM];
+    uint8_t ds[2][SCORE_TILE];
+    uint8_t out[8 * 4096]; /* dK and dV on their way out, a piece for each warp */
     float minus_lse[Q_STAGES][QUERIES];
     float delta[O_STAGES][QUERIES];
     uint64_t keys_full, keys_empty, q_full[Q_STAGES], q_empty[Q_STAGES], o_full[O_STAGES], o_empty[O_STAGES];
+    uint64_t ds_full[2], ds_empty[2];
     work w; /* of the tile of keys; count -1: there is none any more */
 } shared_memory;
 
@@ -84,10 +86,12 @@ PTX_INLINE uint32_t its_keys(const uint8_t *tile)
 /* d = (64 rows of K or V) times (64 rows of Q or dO), transposed */
 PTX_INLINE void scores(float *d, uint32_t keys, uint32_t queries)
 {
+    uint64_t first_a = ptx_operand(keys, 0);
+    uint64_t first_b = ptx_operand(queries, 0);
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
-        uint64_t a = ptx_operand(keys + i / 4 * KEY_PANEL + i % 4 * 32, 0);
-        uint64_t b = ptx_operand(queries + i / 4 * QUERY_PANEL + i % 4 * 32, 0);
+        uint64_t a = ptx_operand_at(first_a, i / 4 * KEY_PANEL + i % 4 * 32);
+        uint64_t b = ptx_operand_at(first_b, i / 4 * QUERY_PANEL + i % 4 * 32);
         int add = i > 0;
         PTX_WGMMA_SHARED_64(TYPE, 0, 0);
     }
@@ -96,10 +100,11 @@ PTX_INLINE void scores(float *d, uint32_t keys, uint32_t queries)
 /* d += (P^T or dS^T of this warpgroup) times (64 rows of dO or Q) */
 PTX_INLINE void gradient(float *d, const uint32_t *weights, uint32_t queries)
 {
+    uint64_t first_b = ptx_operand(queries, QUERY_PANEL);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
         const uint32_t *a = weights + 4 * i;
-        uint64_t b = ptx_operand(queries + i * 2048, QUERY_PANEL);
+        uint64_t b = ptx_operand_at(first_b, i * 2048);
         int add = 1;
         GRADIENT_WGMMA(TYPE, 1);
     }
@@ -113,15 +118,16 @@ PTX_INLINE void query_gradient(float *d, uint32_t ds, uint32_t k)
     } else {
         k += its_group() * KEY_PANEL;
     }
+    uint64_t first_a = ptx_operand(ds, SCORE_PANEL);
+    uint64_t first_b = ptx_operand(k, KEY_PANEL);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        uint64_t a = ptx_operand(ds + i * 2048, SCORE_PANEL);
-        uint64_t b = ptx_operand(k + i * 2048, KEY_PANEL);
+        uint64_t a = ptx_operand_at(first_a, i * 2048);
+        uint64_t b = ptx_operand_at(first_b, i * 2048);
         int add = i > 0;
         PTX_WGMMA_SHARED_64(TYPE, 1, 1);
     }
 }
-
 
 /* ---- a step of the consumers ---- */
 
@@ -131,56 +137,8 @@ PTX_INLINE void store_scores(uint32_t tile, const uint32_t *ds)
     uint32_t row = tile + (thread / 32 * 16 + thread % 16) * 128 + (thread % 32 / 16 * 16 ^ thread % 8 * 16);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        ptx_store_matrices(row ^ (uint32_t)(i * 32), ds[4 * i], ds[4 * i + 1],
-                           ds[4 * i + 2], ds[4 * i + 3]);
+        ptx_store_matrices(row ^ (uint32_t)(i * 32), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
     }
-}
-
-/* Adds the warp's piece of dQ to the sum in memory; `turn`: after the tiles of keys before this one. */
-PTX_INLINE void add_query_gradient(const attn__backward_params *p, shared_memory *m, int slot, const float *dq, int turn)
-{
-    uint32_t thread = ptx_thread();
-    uint32_t sum = ptx_shared(m->sum[0]) + thread / 32 * (WARP_SUM * 4);
-    bool first = thread % 32 == 0;
-    if (first) {
-        ptx_bulk_wait_read();
-    }
-    __syncwarp();
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        ptx_store_f32x4(sum + (i * 32 + thread % 32) * 16, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    }
-    ptx_fence_async();
-    __syncwarp();
-    if (first) {
-        int64_t piece = (int64_t)slot * 8 + thread / 32;
-        if (p->turns != nullptr) {
-            while (ptx_load_acquire(p->turns + piece) != turn) {
-            }
-        }
-        ptx_add_bulk_f32(p->dq_sum + piece * WARP_SUM, sum, WARP_SUM * 4);
-        ptx_bulk_commit();
-        if (p->turns != nullptr) {
-            ptx_bulk_wait();
-            ptx_store_release(p->turns + piece, turn + 1);
-        }
-    }
-}
-
-PTX_INLINE void store_gradients(const attn__backward_params *p, shared_memory *m, const float *dk, const float *dv)
-{
-    if (is_first_lane()) {
-        ptx_bulk_wait_read();
-    }
-    ptx_sync(1, CONSUMERS); /* nobody reads dS any more */
-    uint32_t stage = ptx_shared(m->ds[0]);
-    if (p->dk.data != nullptr) {
-        store_gradient(p, m, stage, &p->dk, p->dim_qk, dk, p->scale);
-    }
-    if (p->dv.data != nullptr) {
-        store_gradient(p, m, stage, &p->dv, p->dim_v, dv, 1.0F);
-    }
-    ptx_sync(1, CONSUMERS);
 }
 
 /* S of all halves, which are committed together */
@@ -195,12 +153,14 @@ PTX_INLINE void all_scores(float s[HALVES][SCORES], const shared_memory *m, uint
 }
 
 /*
- * From S to dS in one half of a step; dV.  On entry dK of the step before may be under way.  Where registers are
- * short, dS takes those of P, and so waits for dV.
+ * From S to dS in one half of a step; dV.  On entry dK of the step before may be under way.  Where registers
+ * are short, dS takes those of P, and so waits for dV.
  */
-PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m, int half, const ring *q, bool release,
-                          uint32_t o_stage, int first_query, bool is_cut, float *s, uint32_t *ds, float *dv)
+PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m, int half, const ring *q,
+                          bool release, uint32_t o, int first_query, bool is_cut, float *s, uint32_t *ds,
+                          float *dv)
 {
+    uint32_t o_stage = o % O_STAGES;
     float dp[SCORES];
     uint32_t weight[SCORES / 2];
     uint32_t o_tile = ptx_shared(m->dout[o_stage]) + half * HALF;
@@ -229,16 +189,39 @@ PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m
         PTX_WGMMA_WAIT(0);
     }
     round_scores(ds, dp);
+    if (half == 0) {
+        ptx_barrier_wait(ptx_shared(&m->ds_empty[o_stage]), (o / 2 & 1) ^ 1);
+    }
     store_scores(ptx_shared(m->ds[o_stage]) + half * SCORE_PANEL, ds);
 }
 
-/* All queries of one tile of keys.  dk, dv: zeroed by the caller. */
-PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, uint32_t *o, float *dk, float *dv)
+/* dQ of the step before, of which both warpgroups have dS by now */
+PTX_INLINE void begin_query_gradient(shared_memory *m, uint32_t n, float *dq)
+{
+    ptx_barrier_wait(ptx_shared(&m->ds_full[n % 2]), n / 2 & 1);
+    ptx_wgmma_fence();
+    query_gradient(dq, ptx_shared(m->ds[n % 2]), ptx_shared(m->k));
+    ptx_wgmma_commit();
+}
+
+PTX_INLINE void end_query_gradient(const attn__backward_params *p, shared_memory *m, uint32_t n,
+                                   const float *dq, int slot, int tile)
+{
+    if (is_first_lane()) {
+        ptx_barrier_arrive(ptx_shared(&m->ds_empty[n % 2]));
+    }
+    add_query_gradient(p, (int64_t)(slot + tile) * 8 + ptx_thread() / 32, dq, turn_of(&m->w, tile));
+}
+
+/* All queries of one tile of keys; o: of all steps of the block.  dk, dv: zeroed by the caller. */
+PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, uint32_t *o, float *dk,
+                     float *dv)
 {
     const work *w = &m->w;
     float s[HALVES][SCORES], dq[32];
     uint32_t ds[HALVES][SCORES / 2];
-    int tile = w->first, head = w->head * p->group;
+    int tile = w->first, slot = w->head * p->group * p->slots + w->s.slot;
+    int tile_before = -1, slot_before = 0;
     int steps = p->group * w->count;
     ptx_barrier_wait(ptx_shared(&m->q_full[q->stage]), q->parity);
     all_scores(s, m, ptx_shared(m->q[q->stage]));
@@ -251,18 +234,25 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         bool is_cut = work_is_cut(w, tile * QUERIES, KEYS, QUERIES);
         uint32_t stage = *o % O_STAGES;
         ptx_barrier_wait(ptx_shared(&m->o_full[stage]), *o / O_STAGES & 1);
-        half_step(p, m, 0, q, steps < p->group * w->count, stage, tile * QUERIES, is_cut, s[0], ds[0], dv);
+        half_step(p, m, 0, q, tile_before >= 0, *o, tile * QUERIES, is_cut, s[0], ds[0], dv);
 #pragma unroll
         for (int h = 1; h < HALVES; h++) {
-            half_step(p, m, h, q, false, stage, tile * QUERIES, is_cut, s[h], ds[h], dv);
+            half_step(p, m, h, q, false, *o, tile * QUERIES, is_cut, s[h], ds[h], dv);
         }
         ptx_fence_async();
-        ptx_sync(1, CONSUMERS);
+        __syncwarp();
+        if (is_first_lane()) {
+            ptx_barrier_arrive(ptx_shared(&m->ds_full[stage]));
+        }
 
         uint32_t q_tile = ptx_shared(m->q[q->stage]);
         ring_step(q);
+        /* before the first step, dQ of whatever lies there, which is not used: a branch would cost more */
+        if (tile_before >= 0) {
+            ptx_barrier_wait(ptx_shared(&m->ds_full[stage ^ 1]), (*o - 1) / 2 & 1);
+        }
         ptx_wgmma_fence();
-        query_gradient(dq, ptx_shared(m->ds[stage]), ptx_shared(m->k));
+        query_gradient(dq, ptx_shared(m->ds[stage ^ 1]), ptx_shared(m->k));
         ptx_wgmma_commit();
         if (DIM == 64) {
             PTX_WGMMA_WAIT(1); /* dV */
@@ -270,8 +260,7 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         if (is_first_lane()) {
             ptx_barrier_arrive(ptx_shared(&m->o_empty[stage]));
         }
-        *o += 1;
-        /* the next S; after the last step, one of whatever lies there, since a branch would cost more */
+        /* the next S; after the last step, one of whatever lies there */
         if (--steps > 0) {
             ptx_barrier_wait(ptx_shared(&m->q_full[q->stage]), q->parity);
         }
@@ -283,21 +272,29 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         ptx_wgmma_commit();
         PTX_WGMMA_WAIT(2); /* dQ */
         ptx_hold(dq, 32);
-        add_query_gradient(p, m, head * p->slots + w->s.slot + tile, dq, turn_of(w, tile));
+        if (tile_before >= 0) {
+            end_query_gradient(p, m, *o - 1, dq, slot_before, tile_before);
+        }
         PTX_WGMMA_WAIT(1); /* S */
 #pragma unroll
         for (int h = 0; h < HALVES; h++) {
             ptx_hold(s[h], SCORES);
         }
+        *o += 1;
+        tile_before = tile;
+        slot_before = slot;
         if (steps == 0) {
             break;
         }
         if (++tile == w->first + w->count) {
             tile = w->first;
-            head++;
+            slot += p->slots;
         }
     }
+    begin_query_gradient(m, *o - 1, dq);
     PTX_WGMMA_WAIT(0);
+    ptx_hold(dq, 32);
+    end_query_gradient(p, m, *o - 1, dq, slot_before, tile_before);
     ptx_hold(dk, GRADIENT);
     ptx_hold(dv, GRADIENT);
     if (is_first_lane()) {
@@ -324,13 +321,12 @@ PTX_INLINE void consume(const attn__backward_params *p, shared_memory *m)
         if (m->w.count > 0) {
             walk(p, m, &q, &o, dk, dv);
         }
-        store_gradients(p, m, dk, dv);
+        work w = m->w;
+        __syncwarp();
         if (is_first_lane()) {
             ptx_barrier_arrive(ptx_shared(&m->keys_empty));
         }
-    }
-    if (is_first_lane()) {
-        ptx_bulk_wait();
+        store_gradients(p, &w, ptx_shared(m->out) + ptx_thread() / 32 * 4096, dk, dv);
     }
 }
 

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_256.cuh - dQ, dK and dV of dims up to 256, one tile of keys a block at a time.  Included by .cu files
- * that set F16 for fp16.
+ * flash_backward_256.cuh - dQ, dK and dV of dims up to 256, one tile of keys a block at a time.  Included by
+ * .cu files that set F16 for fp16.
  *
- * METHOD.  As flash_backward.cuh, but registers hold dK and dV of 64 keys only when two warpgroups share them: each has
- * 128 of the 256 columns.  So each needs P^T and dS^T of all 64 queries of a step, computes those of 32, and both go
- * through shared memory.  dQ leaves straight from registers, in two halves.
+ * METHOD.  As flash_backward.cuh, but registers hold dK and dV of 64 keys only when two warpgroups share
+ * them: each has 128 of the 256 columns.  So each needs P^T and dS^T of all 64 queries of a step, computes
+ * those of 32, and both go through shared memory.  dQ leaves straight from registers, in two halves.
  *
- * ORDER.  While S and dP of the next step run, dV and dK of this one are done, which frees their tiles; while the
- * exponentials are computed, the first half of dQ runs; the second while the next dV does.
+ * ORDER.  While S and dP of the next step run, dV and dK of this one are done, which frees their tiles; while
+ * the exponentials are computed, the first half of dQ runs; the second while the next dV does.
  */
 #include "kernel/cuda/flash_backward_store.cuh"
 
@@ -26,18 +26,17 @@ enum {
     QUERY_PANEL = QUERIES * 128,
     KEY_TILE = PANELS * KEY_PANEL,
     QUERY_TILE = PANELS * QUERY_PANEL,
-    SCORE_TILE = KEYS * 128,   /* of P^T or dS^T */
-    COLUMNS = 128,             /* of dK, dV and dQ of a warpgroup */
-    SCORES = 16,               /* registers of S^T of 32 queries, and of dP^T */
-    GRADIENT = COLUMNS / 2,    /* of dK, and of dV */
-    WARP_SUM = 16 * COLUMNS,   /* floats of dQ of a warp */
+    SCORE_TILE = KEYS * 128, /* of P^T or dS^T */
+    COLUMNS = 128,           /* of dK, dV and dQ of a warpgroup */
+    SCORES = 16,             /* registers of S^T of 32 queries, and of dP^T */
+    GRADIENT = COLUMNS / 2,  /* of dK, and of dV */
 };
 
 typedef struct shared_memory {
     uint8_t k[KEY_TILE], v[KEY_TILE];
-    uint8_t q[Q_STAGES][QUERY_TILE]; /* dK and dV on their way out, too */
+    uint8_t q[Q_STAGES][QUERY_TILE];
     uint8_t dout[O_STAGES][QUERY_TILE];
-    uint8_t p[2][SCORE_TILE], ds[2][SCORE_TILE];
+    uint8_t p[2][SCORE_TILE], ds[2][SCORE_TILE]; /* dK and dV on their way out, too */
     float minus_lse[Q_STAGES][QUERIES];
     float delta[O_STAGES][QUERIES];
     uint64_t keys_full, keys_empty, q_full[Q_STAGES], q_empty[Q_STAGES], o_full[O_STAGES], o_empty[O_STAGES];
@@ -54,10 +53,12 @@ static_assert(sizeof(shared_memory) <= ATTN__BACKWARD_SHARED_256, "shared memory
 PTX_INLINE void scores(float *d, const uint8_t *keys, uint32_t queries)
 {
     uint32_t rows = ptx_shared(keys), columns = queries + its_group() * (32 * 128);
+    uint64_t first_a = ptx_operand(rows, 0);
+    uint64_t first_b = ptx_operand(columns, 0);
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
-        uint64_t a = ptx_operand(rows + i / 4 * KEY_PANEL + i % 4 * 32, 0);
-        uint64_t b = ptx_operand(columns + i / 4 * QUERY_PANEL + i % 4 * 32, 0);
+        uint64_t a = ptx_operand_at(first_a, i / 4 * KEY_PANEL + i % 4 * 32);
+        uint64_t b = ptx_operand_at(first_b, i / 4 * QUERY_PANEL + i % 4 * 32);
         int add = i > 0;
         PTX_WGMMA_SHARED_32(TYPE, 0, 0);
     }
@@ -67,10 +68,12 @@ PTX_INLINE void scores(float *d, const uint8_t *keys, uint32_t queries)
 PTX_INLINE void gradient(float *d, const uint8_t *weights, uint32_t queries)
 {
     uint32_t rows = ptx_shared(weights), columns = queries + its_group() * (2 * QUERY_PANEL);
+    uint64_t first_a = ptx_operand(rows, 0);
+    uint64_t first_b = ptx_operand(columns, QUERY_PANEL);
 #pragma unroll
     for (int i = 0; i < QUERIES / 16; i++) {
-        uint64_t a = ptx_operand(rows + i * 32, 0);
-        uint64_t b = ptx_operand(columns + i * 2048, QUERY_PANEL);
+        uint64_t a = ptx_operand_at(first_a, i * 32);
+        uint64_t b = ptx_operand_at(first_b, i * 2048);
         int add = 1;
         PTX_WGMMA_SHARED_128(TYPE, 0, 1);
     }
@@ -80,10 +83,12 @@ PTX_INLINE void gradient(float *d, const uint8_t *weights, uint32_t queries)
 PTX_INLINE void query_gradient(float *d, const uint8_t *ds, const uint8_t *k, int half)
 {
     uint32_t rows = ptx_shared(ds), columns = ptx_shared(k) + (2 * its_group() + half) * KEY_PANEL;
+    uint64_t first_a = ptx_operand(rows, SCORE_TILE);
+    uint64_t first_b = ptx_operand(columns, KEY_PANEL);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        uint64_t a = ptx_operand(rows + i * 2048, SCORE_TILE);
-        uint64_t b = ptx_operand(columns + i * 2048, KEY_PANEL);
+        uint64_t a = ptx_operand_at(first_a, i * 2048);
+        uint64_t b = ptx_operand_at(first_b, i * 2048);
         int add = i > 0;
         PTX_WGMMA_SHARED_64(TYPE, 1, 1);
     }
@@ -98,32 +103,15 @@ PTX_INLINE void store_scores(const uint8_t *tile, const uint32_t *ds)
     uint32_t chunk = (thread % 32 / 16 * 16 ^ thread % 8 * 16) ^ thread / 128 * 64;
 #pragma unroll
     for (int i = 0; i < 2; i++) {
-        ptx_store_matrices(row + (chunk ^ (uint32_t)(i * 32)), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2], ds[4 * i + 3]);
+        ptx_store_matrices(row + (chunk ^ (uint32_t)(i * 32)), ds[4 * i], ds[4 * i + 1], ds[4 * i + 2],
+                           ds[4 * i + 3]);
     }
 }
 
-/* Adds a half of the warp's piece of dQ to the sum in memory; `turn`: after the tiles of keys before this one. */
-PTX_INLINE void add_query_gradient(const attn__backward_params *p, int slot, int half, const float *dq, int turn)
+/* which piece of a tile's dQ, of a half of the columns */
+PTX_INLINE int its_piece(int half)
 {
-    uint32_t thread = ptx_thread();
-    int64_t piece = (int64_t)slot * 16 + thread / 32 * 2 + half;
-    float *to = p->dq_sum + piece * (WARP_SUM / 2) + thread % 32 * 4;
-    if (p->turns != nullptr) {
-        while (ptx_load_acquire(p->turns + piece) != turn) {
-        }
-        __syncwarp();
-    }
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        ptx_add_f32x4(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
-    }
-    if (p->turns != nullptr) {
-        __threadfence();
-        __syncwarp();
-        if (thread % 32 == 0) {
-            ptx_store_release(p->turns + piece, turn + 1);
-        }
-    }
+    return (int)(ptx_thread() / 32) * 2 + half;
 }
 
 /* Which step it is: its tile of queries and query head. */
@@ -153,30 +141,31 @@ PTX_INLINE void begin_step(shared_memory *m, uint32_t n, float *s, float *dp)
     ptx_wgmma_commit();
 }
 
-/* P and dS to shared memory; `after`: products under way that were committed after dP */
-#define SOFTMAX_STEP(m, p, n, at, s, dp, after, after_dp)                                                                \
-    do {                                                                                                                 \
-        uint32_t stage = (n) % 2, columns = its_group() * 32 + ptx_thread() % 4 * 4, packed[SCORES / 2];                 \
-        bool is_cut = work_is_cut(&m->w, (at)->tile * QUERIES, KEYS, QUERIES);                                           \
-        int first_query = (at)->tile * QUERIES + (int)its_group() * 32;                                                  \
-        PTX_WGMMA_WAIT(after_dp);                                                                                        \
-        ptx_hold(s, SCORES);                                                                                             \
-        weights(s, m->minus_lse[stage] + columns, p->scale_log2);                                                        \
-        if (is_cut) {                                                                                                    \
-            cut(s, &m->w, first_query);                                                                                  \
-        }                                                                                                                \
-        round_scores(packed, s);                                                                                         \
-        store_scores(m->p[stage], packed);                                                                               \
-        PTX_WGMMA_WAIT(after);                                                                                           \
-        ptx_hold(dp, SCORES);                                                                                            \
-        score_gradients(s, dp, m->delta[stage] + columns);                                                               \
-        if (is_cut) {                                                                                                    \
-            cut(dp, &m->w, first_query);                                                                                 \
-        }                                                                                                                \
-        round_scores(packed, dp);                                                                                        \
-        store_scores(m->ds[stage], packed);                                                                              \
-        ptx_fence_async();                                                                                               \
-    } while (0)
+/* P and dS to shared memory.  S and dP are under way, and behind them one more product. */
+PTX_INLINE void softmax_step(const attn__backward_params *p, shared_memory *m, uint32_t n, const position *at,
+                             float *s, float *dp)
+{
+    uint32_t stage = n % 2, columns = (ptx_thread() / 128) * 32 + ptx_thread() % 4 * 4, packed[SCORES / 2];
+    bool is_cut = work_is_cut(&m->w, at->tile * QUERIES, KEYS, QUERIES);
+    int first_query = at->tile * QUERIES + (int)(ptx_thread() / 128) * 32;
+    PTX_WGMMA_WAIT(2); /* S */
+    ptx_hold(s, SCORES);
+    weights(s, m->minus_lse[stage] + columns, p->scale_log2);
+    if (is_cut) {
+        cut(s, &m->w, first_query);
+    }
+    round_scores(packed, s);
+    store_scores(m->p[stage], packed);
+    PTX_WGMMA_WAIT(1); /* dP */
+    ptx_hold(dp, SCORES);
+    score_gradients(s, dp, m->delta[stage] + columns);
+    if (is_cut) {
+        cut(dp, &m->w, first_query);
+    }
+    round_scores(packed, dp);
+    store_scores(m->ds[stage], packed);
+    ptx_fence_async();
+}
 
 PTX_INLINE void release(shared_memory *m, uint32_t n)
 {
@@ -201,58 +190,55 @@ PTX_INLINE void half_query_gradient(shared_memory *m, uint32_t n, int half, floa
     ptx_wgmma_commit();
 }
 
-/* All queries of one tile of keys; n: of all steps of the block.  dk, dv: zeroed by the caller. */
+/*
+ * All queries of one tile of keys; n: of all steps of the block.  dk, dv: zeroed by the caller.  What dQ of a
+ * step before the first would be is computed and not used, since a branch around products costs more.
+ */
 PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t *n, float *dk, float *dv)
 {
     float s[SCORES], dp[SCORES], dq[32];
-    position at = {m->w.first, m->w.head * p->group * p->slots + m->w.s.slot}, before;
-    uint32_t end = *n + (uint32_t)(p->group * m->w.count);
+    position at = {m->w.first, m->w.head * p->group * p->slots + m->w.s.slot}, before = {-1, 0};
     begin_step(m, *n, s, dp);
-    SOFTMAX_STEP(m, p, *n, &at, s, dp, 0, 1);
-    ptx_sync(1, CONSUMERS);
-    gradients(m, *n, dk, dv);
-    for (; *n + 1 < end; *n += 1) {
+    ptx_wgmma_commit(); /* in the place of dQ */
+    for (int steps = p->group * m->w.count;; *n += 1) {
+        softmax_step(p, m, *n, &at, s, dp);
+        PTX_WGMMA_WAIT(0);
+        ptx_hold(dq, 32);
+        if (before.tile >= 0) {
+            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(0), dq,
+                               turn_of(&m->w, before.tile));
+        }
+        half_query_gradient(m, *n + 1, 1, dq);
+        ptx_sync(1, CONSUMERS);
+        gradients(m, *n, dk, dv);
+        PTX_WGMMA_WAIT(1); /* dQ */
+        ptx_hold(dq, 32);
+        if (before.tile >= 0) {
+            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(1), dq,
+                               turn_of(&m->w, before.tile));
+        }
+        before = at;
+        if (--steps == 0) {
+            break;
+        }
+        position_step(&at, p, &m->w);
         begin_step(m, *n + 1, s, dp);
         half_query_gradient(m, *n, 0, dq);
         PTX_WGMMA_WAIT(3); /* dV, dK */
         release(m, *n);
-        before = at;
-        position_step(&at, p, &m->w);
-        SOFTMAX_STEP(m, p, *n + 1, &at, s, dp, 1, 2);
-        PTX_WGMMA_WAIT(0);
-        ptx_hold(dq, 32);
-        add_query_gradient(p, before.slot + before.tile, 0, dq, turn_of(&m->w, before.tile));
-        half_query_gradient(m, *n, 1, dq);
-        ptx_sync(1, CONSUMERS);
-        gradients(m, *n + 1, dk, dv);
-        PTX_WGMMA_WAIT(1); /* dQ */
-        ptx_hold(dq, 32);
-        add_query_gradient(p, before.slot + before.tile, 1, dq, turn_of(&m->w, before.tile));
     }
-#pragma unroll
+#pragma unroll 1
     for (int half = 0; half < 2; half++) {
         half_query_gradient(m, *n, half, dq);
         PTX_WGMMA_WAIT(0);
         ptx_hold(dq, 32);
-        add_query_gradient(p, at.slot + at.tile, half, dq, turn_of(&m->w, at.tile));
+        add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(half), dq,
+                           turn_of(&m->w, before.tile));
     }
     ptx_hold(dk, GRADIENT);
     ptx_hold(dv, GRADIENT);
     release(m, *n);
     *n += 1;
-}
-
-PTX_INLINE void store_gradients(const attn__backward_params *p, shared_memory *m, const float *dk, const float *dv)
-{
-    uint32_t stage = ptx_shared(m->q[0]);
-    ptx_sync(1, CONSUMERS); /* nobody reads Q any more */
-    if (p->dk.data != nullptr) {
-        store_gradient(p, m, stage, &p->dk, p->dim_qk, dk, p->scale);
-    }
-    if (p->dv.data != nullptr) {
-        store_gradient(p, m, stage, &p->dv, p->dim_v, dv, 1.0F);
-    }
-    ptx_fence_async();
 }
 
 PTX_INLINE void consume(const attn__backward_params *p, shared_memory *m)
@@ -273,10 +259,13 @@ PTX_INLINE void consume(const attn__backward_params *p, shared_memory *m)
         if (m->w.count > 0) {
             walk(p, m, &n, dk, dv);
         }
-        store_gradients(p, m, dk, dv);
+        work w = m->w;
+        ptx_sync(1, CONSUMERS); /* nobody reads P and dS any more */
         if (is_first_lane()) {
             ptx_barrier_arrive(ptx_shared(&m->keys_empty));
         }
+        store_gradients(p, &w, ptx_shared(m->p[0]) + ptx_thread() / 32 * 4096, dk, dv);
+        ptx_sync(1, CONSUMERS);
     }
 }
 

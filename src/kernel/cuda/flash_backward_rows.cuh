@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_rows.cuh - what comes before and after the gradients' main kernel.  Included by .cu files that
- * set F16 for fp16.
+ * flash_backward_rows.cuh - what comes before and after the gradients' main kernel.  Included by .cu files
+ * that set F16 for fp16.
  *
- * METHOD.  A block takes one tile of queries of one head after the other.  Before: delta = rowsum(dO * O), or the
- * caller's, and - lse * log2(e), -inf where a row has no keys, both in the order in which the main kernel's
- * threads read them; and zeroes the tile's sum of dQ.  After: the sum, which lies as the accumulators lay in
- * their threads, times scale, goes to the rows of dQ.
+ * METHOD.  A block takes one tile of queries of one head after the other.  Before: delta = rowsum(dO * O), or
+ * the caller's, and - lse * log2(e), -inf where a row has no keys, both in the order in which the main
+ * kernel's threads read them; and zeroes the tile's sum of dQ.  After: the sum, which lies as the
+ * accumulators lay in their threads, times scale, goes to the rows of dQ.
  *
  * COST.  Memory alone: before, dO and O read and 4 bytes a dim written; after, these read and dQ written.
  */
@@ -56,7 +56,8 @@ PTX_INLINE float delta_of(const attn__backward_params *p, const rows *r, int que
 {
     float sum = 0.0F;
     if (query < r->s.queries && lane * 8 < p->dim_v) {
-        uint4 a = *(const uint4 *)((const uint16_t *)p->dout_rows.data + row_offset(&p->dout_rows, r, query) + lane * 8);
+        uint4 a = *(const uint4 *)((const uint16_t *)p->dout_rows.data + row_offset(&p->dout_rows, r, query) +
+                                   lane * 8);
         int64_t at = row_offset(&p->o_rows, r, query) + lane * 8;
         if (p->out_f32) { /* o is of the dtype of the gradients */
             float4 low = *(const float4 *)((const float *)p->o_rows.data + at);
@@ -74,7 +75,8 @@ PTX_INLINE float delta_of(const attn__backward_params *p, const rows *r, int que
     return sum;
 }
 
-PTX_INLINE void store_statistics(const attn__backward_params *p, const rows *r, int row, int queries, float delta)
+PTX_INLINE void store_statistics(const attn__backward_params *p, const rows *r, int row, int queries,
+                                 float delta)
 {
     int query = r->first + row;
     float minus_lse = -INFINITY;
@@ -131,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 {
     int queries = p.dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
     int blocks = p.dim == 256 ? 16 : 8; /* of 8 columns, of a warp */
+    ptx_grid_wait();
     int64_t tiles = (int64_t)p.tiles_q * p.heads_q * p.batch;
     for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
         rows r = rows_of(&p, index, queries);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_step.cuh - what the main kernels of all dims share: loading, softmax, the way out.  Included after
- * the shape of a step (KEYS, QUERIES, ...) and what lies in shared memory are set.
+ * flash_backward_step.cuh - what the main kernels of all dims share: loading, softmax, the way out.  Included
+ * after the shape of a step (KEYS, QUERIES, ...) and what lies in shared memory are set.
  */
 
 /* A place in the ring of query tiles, and the parity that tells this round from the last. */
@@ -24,7 +24,8 @@ PTX_INLINE uint32_t ring_before(const ring *r)
 
 /* ---- the producer ---- */
 
-PTX_INLINE void load_panels(uint32_t to, const attn__backward_map *map, uint32_t barrier, int panel, place at, int head)
+PTX_INLINE void load_panels(uint32_t to, const attn__backward_map *map, uint32_t barrier, int panel, place at,
+                            int head)
 {
 #pragma unroll PANELS <= 2 ? PANELS : 1
     for (int i = 0; i < PANELS; i++) {
@@ -95,7 +96,7 @@ PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
 /* Places are made of the thread's number when they are needed: registers are short. */
 PTX_INLINE uint32_t its_group(void)
 {
-    return ptx_thread() / 128;
+    return __any_sync(0xffffffffu, threadIdx.x >= 128) ? 1 : 0;
 }
 PTX_INLINE bool is_first_lane(void)
 {
@@ -129,7 +130,8 @@ PTX_INLINE span visible(const work *w, int row, int first_query, int columns)
 PTX_INLINE void cut(float *s, const work *w, int first_query)
 {
     int row = its_row();
-    const span spans[2] = {visible(w, row, first_query, SCORES * 2), visible(w, row + 8, first_query, SCORES * 2)};
+    const span spans[2] = {visible(w, row, first_query, SCORES * 2),
+                           visible(w, row + 8, first_query, SCORES * 2)};
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         const span *v = &spans[i / 2 % 2];
@@ -180,27 +182,67 @@ PTX_INLINE int turn_of(const work *w, int tile)
 }
 
 /*
- * One of the tile's gradients, 16 rows a warp, by way of shared memory, where each thread finds 8 columns of a row
- * together: a quad's 16 bytes lie in an order that keeps both the writes and the reads free of bank conflicts.
+ * Adds 64 columns of 16 rows to the sum of dQ, straight from the registers, as they lie; `turn`: after that
+ * many tiles of keys before this one.
  */
-PTX_INLINE void store_gradient(const attn__backward_params *p, shared_memory *m, uint32_t stage,
-                               const attn__backward_tensor *to, int dim, const float *d, float scale)
+PTX_INLINE void add_query_gradient(const attn__backward_params *p, int64_t piece, const float *dq, int turn)
 {
-    enum { WARP_BYTES = 16 * COLUMNS * 4 };
-    uint32_t thread = ptx_thread(), lane = thread % 32;
-    uint32_t piece = stage + thread / 32 * WARP_BYTES;
-    int first = COLUMNS < DIM ? (int)(thread / 128) * COLUMNS : 0;
+    uint32_t lane = ptx_thread() % 32;
+    float *to = p->dq_sum + piece * ATTN__BACKWARD_PIECE + lane * 4;
+    if (p->turns != nullptr && lane == 0) {
+        while (ptx_load_acquire(p->turns + piece) != turn) {
+        }
+    }
     __syncwarp();
 #pragma unroll
-    for (int i = 0; i < COLUMNS / 8; i++) {
-        ptx_store_f32x4(piece + i * 512 + (lane ^ lane / 8 % 4) * 16, d[4 * i], d[4 * i + 1], d[4 * i + 2],
-                        d[4 * i + 3]);
+    for (int i = 0; i < 8; i++) {
+        ptx_add_f32x4(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
+    }
+    if (p->turns != nullptr) {
+        __threadfence();
+        __syncwarp();
+        if (lane == 0) {
+            ptx_store_release(p->turns + piece, turn + 1);
+        }
     }
     __syncwarp();
-#pragma unroll 1
-    for (int i = (int)lane / 8; i < COLUMNS / 8; i += 4) {
-        store_rows(p, to, &m->w, its_row() / 16 * 16 + (int)(lane % 8), first + i * 8, dim, piece + i * 512 + lane % 8 * 64,
-                   lane / 2 % 4, scale);
-    }
 }
 
+/*
+ * dK and dV to memory, 64 columns after another, each warp its 16 rows by way of its piece of shared memory:
+ * there each thread finds 8 columns of a row together.  A quad's 16 bytes lie in an order that keeps both the
+ * writes and the reads free of bank conflicts.
+ */
+PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, uint32_t piece,
+                                const float *dk, const float *dv)
+{
+    enum { PARTS = COLUMNS / 64 };
+    uint32_t lane = ptx_thread() % 32;
+    uint32_t place = piece + (lane ^ lane / 8 % 4) * 16;
+    int row = its_row() / 16 * 16 + (int)(lane % 8);
+    int first = COLUMNS < DIM ? (int)its_group() * COLUMNS : 0;
+#pragma unroll 1
+    for (int part = 0; part < 2 * PARTS; part++) {
+        __syncwarp();
+#pragma unroll
+        for (int k = 0; k < 2 * PARTS; k++) {
+            const float *d = (k < PARTS ? dk : dv) + k % PARTS * 32;
+            if (part == k) {
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    ptx_store_f32x4(place + i * 512, d[4 * i], d[4 * i + 1], d[4 * i + 2], d[4 * i + 3]);
+                }
+            }
+        }
+        __syncwarp();
+        const attn__backward_tensor *to = part < PARTS ? &p->dk : &p->dv;
+        int dim = to->data == nullptr ? 0 : part < PARTS ? p->dim_qk : p->dim_v;
+        float scale = part < PARTS ? p->scale : 1.0F;
+#pragma unroll
+        for (uint32_t i = lane / 8; i < 8; i += 4) {
+            store_rows(p, to, w, row, first + part % PARTS * 64 + (int)i * 8, dim,
+                       piece + i * 512 + lane % 8 * 64, lane / 2 % 4, scale);
+        }
+    }
+    __syncwarp();
+}

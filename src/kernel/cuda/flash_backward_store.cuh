@@ -37,11 +37,11 @@ PTX_INLINE void store_row(const attn__backward_params *p, void *row, int column,
 }
 
 /*
- * 8 columns from `column` on, of a row of the tile of keys and of the row 8 below.  They lie in shared memory as a
- * quad's registers did: thread t's are the 16 bytes at t ^ swap.
+ * 8 columns from `column` on, of a row of the tile of keys and of the row 8 below.  They lie in shared memory
+ * as a quad's registers did: thread t's are the 16 bytes at t ^ swap.
  */
-PTX_INLINE void store_rows(const attn__backward_params *p, const attn__backward_tensor *tensor, const work *w, int row,
-                           int column, int dim, uint32_t quad, uint32_t swap, float scale)
+PTX_INLINE void store_rows(const attn__backward_params *p, const attn__backward_tensor *tensor, const work *w,
+                           int row, int column, int dim, uint32_t quad, uint32_t swap, float scale)
 {
     float x[16];
 #pragma unroll
@@ -56,8 +56,8 @@ PTX_INLINE void store_rows(const attn__backward_params *p, const attn__backward_
 #pragma unroll
     for (int half = 0; half < 2; half++) {
         int key = w->first_key + row + 8 * half;
-        int64_t offset =
-            w->batch * tensor->batch + w->head * tensor->head + ((int64_t)w->s.first_kv + key) * tensor->token;
+        int64_t offset = w->batch * tensor->batch + w->head * tensor->head +
+                         ((int64_t)w->s.first_kv + key) * tensor->token;
         if (key < w->s.keys && column < dim) {
             store_row(p, (char *)tensor->data + offset * (p->out_f32 ? 4 : 2), column, x + 8 * half);
         }

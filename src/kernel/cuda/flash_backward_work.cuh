@@ -8,7 +8,8 @@
 #include "kernel/cuda/flash_backward_params.h"
 #include "kernel/cuda/ptx.cuh"
 
-/* One sequence: its lengths, where its queries' slots begin, its band [i + low, i + high] of keys of query i. */
+/* One sequence: its lengths, where its queries' slots begin, its band [i + low, i + high] of keys of query i.
+ */
 typedef struct sequence {
     int queries, keys, slot, low, high;
     int first_q, first_kv; /* tokens before it in a ragged batch; else 0 */
@@ -64,7 +65,9 @@ PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int t
     int from = max(0, w->first_key - w->s.high);
     int to = min(w->s.queries - 1, last_key - w->s.low);
     w->first = from / tile_queries;
-    w->count = to >= from && w->first_key < w->s.keys && w->s.low <= w->s.high ? to / tile_queries - w->first + 1 : 0;
+    w->count = to >= from && w->first_key < w->s.keys && w->s.low <= w->s.high
+                   ? to / tile_queries - w->first + 1
+                   : 0;
     PTX_FORGET();
 }
 

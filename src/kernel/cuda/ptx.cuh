@@ -245,6 +245,11 @@ PTX_INLINE uint64_t ptx_operand(uint32_t shared, uint32_t panel)
     uint32_t low = (shared & 0x3ffffu) >> 4 | panel >> 4 << 16;
     return (uint64_t)PTX_PANEL_ROWS_HIGH << 32 | low;
 }
+/* the same, `bytes` further on in shared memory */
+PTX_INLINE uint64_t ptx_operand_at(uint64_t operand, uint32_t bytes)
+{
+    return (uint64_t)PTX_PANEL_ROWS_HIGH << 32 | ((uint32_t)operand + (bytes >> 4));
+}
 
 /*
  * D = A B + (add ? D : 0), 64 x N += 64 x 16 x N, fp32 accumulators.
