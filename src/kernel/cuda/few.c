@@ -11,7 +11,8 @@
 #include "kernel/cuda/rows.h"
 
 enum {
-    MOST_ROWS = 128, /* beyond, a kernel whose tiles are full of rows is faster */
+    MULTIPROCESSORS = 132, /* of an H100 or H200; only whether it declines hangs on it */
+    LONG = 2048,           /* keys that are worth splitting for more than 16 tokens */
     MERGE_BLOCKS = 8,
     MOST_SHARED = 227 << 10 /* of a block, which is then alone on its multiprocessor */
 };
@@ -108,11 +109,21 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
     return rejects_layout(call);
 }
 
+/*
+ * Up to 16 tokens it reads K and V at the speed of memory, which nothing beats.  Beyond, a tile of 64 rows
+ * costs about 7/4 of a tile of 128 rows in a kernel of full tiles, which has one for each 128 tokens of a
+ * head, but whose blocks each go over all keys: it is slower where they fill the GPU badly.
+ */
 static const char *declines(const attn__cuda_call *call, bool backward)
 {
+    int64_t full = call->batch * call->heads_q * attn__ceil_div(call->tokens_q, 128);
+    int64_t rounds = attn__ceil_div(full, MULTIPROCESSORS);
     (void)backward;
-    return call->tokens_q * (call->heads_q / call->heads_kv) > MOST_ROWS
-               ? "is for few query rows a kv head: up to 128 of tokens times heads of a group"
+    if (call->tokens_q <= 16) {
+        return NULL;
+    }
+    return call->tokens_kv < LONG || 7 * all_tiles(call) > 4 * MULTIPROCESSORS * rounds
+               ? "is for few query rows against many keys; these fill a kernel of larger tiles"
                : NULL;
 }
 
