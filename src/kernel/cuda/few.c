@@ -57,13 +57,14 @@ static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *devi
 
 /* ---- what it takes ---- */
 
-/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, and none of 0 where there are several. */
+/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, and none of 0 where there are several.
+ * Nothing is read or written of what has no tokens. */
 static bool aligned(const attn__cuda_tensor *t, int64_t batch, int64_t heads, int64_t tokens, int64_t size)
 {
     const int64_t strides[] = {t->batch, t->head, t->token}, counts[] = {batch, heads, tokens};
     for (int i = 0; i < 3; i++) {
         bool fits = strides[i] > 0 && strides[i] < far_away / size && strides[i] * size % 16 == 0;
-        if (counts[i] > 1 && !fits) {
+        if (tokens > 0 && counts[i] > 1 && !fits) {
             return false;
         }
     }
@@ -160,15 +161,16 @@ static attn_status make_map(few_map *map, const attn__cuda_call *call, const att
     const cuuint32_t box[4] = {64, keys, 1, 1}, steps[4] = {1, 1, 1, 1};
     for (int i = 0; i < 3; i++) {
         sizes[i + 1] = (cuuint64_t)attn__max(counts[i], 1);
-        bytes[i] = counts[i] > 1 ? (cuuint64_t)strides[i] * 2 : 512;
+        bytes[i] = tokens > 0 && counts[i] > 1 ? (cuuint64_t)strides[i] * 2 : 512;
     }
     CUtensorMapDataType type =
         call->dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    void *start = tokens > 0 ? t->data : call->q.data; /* a map must begin somewhere */
     CUtensorMap made;
     ATTN__TRY(attn__cuda_check(
-        attn__cuda.tensor_map(&made, type, 4, t->data, sizes, bytes, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        attn__cuda.tensor_map(&made, type, 4, start, sizes, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "the layout of K or V"));
     memcpy(map, &made, sizeof *map);
     return ATTN_OK;
