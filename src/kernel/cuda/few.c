@@ -11,7 +11,8 @@
 #include "kernel/cuda/rows.h"
 
 enum {
-    MOST_ROWS = 128, /* beyond, a kernel whose tiles are full of rows is faster */
+    MULTIPROCESSORS = 132, /* of an H100 or H200; only whether it declines hangs on it */
+    LONG = 2048,           /* keys that are worth splitting for more than 16 tokens */
     MERGE_BLOCKS = 8,
     MOST_SHARED = 227 << 10 /* of a block, which is then alone on its multiprocessor */
 };
@@ -56,13 +57,14 @@ static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *devi
 
 /* ---- what it takes ---- */
 
-/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, and none of 0 where there are several. */
+/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, and none of 0 where there are several.
+ * Nothing is read or written of what has no tokens. */
 static bool aligned(const attn__cuda_tensor *t, int64_t batch, int64_t heads, int64_t tokens, int64_t size)
 {
     const int64_t strides[] = {t->batch, t->head, t->token}, counts[] = {batch, heads, tokens};
     for (int i = 0; i < 3; i++) {
         bool fits = strides[i] > 0 && strides[i] < far_away / size && strides[i] * size % 16 == 0;
-        if (counts[i] > 1 && !fits) {
+        if (tokens > 0 && counts[i] > 1 && !fits) {
             return false;
         }
     }
@@ -109,11 +111,21 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
     return call->q.data == NULL ? NULL : rejects_layout(call);
 }
 
+/*
+ * Up to 16 tokens it reads K and V at the speed of memory, which nothing beats.  Beyond, a tile of 64 rows
+ * costs about 7/4 of a tile of 128 rows in a kernel of full tiles, which has one for each 128 tokens of a
+ * head, but whose blocks each go over all keys: it is slower where they fill the GPU badly.
+ */
 static const char *declines(const attn__cuda_call *call, bool backward)
 {
+    int64_t full = call->batch * call->heads_q * attn__ceil_div(call->tokens_q, 128);
+    int64_t rounds = attn__ceil_div(full, MULTIPROCESSORS);
     (void)backward;
-    return call->tokens_q * (call->heads_q / call->heads_kv) > MOST_ROWS
-               ? "is for few query rows a kv head: up to 128 of tokens times heads of a group"
+    if (call->tokens_q <= 16) {
+        return NULL;
+    }
+    return call->tokens_kv < LONG || 7 * all_tiles(call) > 4 * MULTIPROCESSORS * rounds
+               ? "is for few query rows against many keys; these fill a kernel of larger tiles"
                : NULL;
 }
 
@@ -150,15 +162,16 @@ static attn_status make_map(few_map *map, const attn__cuda_call *call, const att
     const cuuint32_t box[4] = {64, keys, 1, 1}, steps[4] = {1, 1, 1, 1};
     for (int i = 0; i < 3; i++) {
         sizes[i + 1] = (cuuint64_t)attn__max(counts[i], 1);
-        bytes[i] = counts[i] > 1 ? (cuuint64_t)strides[i] * 2 : 512;
+        bytes[i] = tokens > 0 && counts[i] > 1 ? (cuuint64_t)strides[i] * 2 : 512;
     }
     CUtensorMapDataType type =
         call->dtype == ATTN_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16 : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
+    void *start = tokens > 0 ? t->data : call->q.data; /* a map must begin somewhere */
     CUtensorMap made;
     ATTN__TRY(attn__cuda_check(
-        attn__cuda.tensor_map(&made, type, 4, t->data, sizes, bytes, box, steps,
-                              CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                              CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
+        attn__cuda.tensor_map(&made, type, 4, start, sizes, bytes, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                              CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                              CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE),
         "the layout of K or V"));
     memcpy(map, &made, sizeof *map);
     return ATTN_OK;

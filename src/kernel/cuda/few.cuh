@@ -1,26 +1,28 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few.cuh - the forward of few query rows against many keys, at the speed of memory; a short .cu file for each
- * head dimension and dtype includes this.
+ * few.cuh - the forward of few query rows against many keys, at the speed of memory; a short .cu file for
+ * each head dimension and dtype includes this.
  *
  * METHOD.  The query heads of a kv head and their tokens are the rows of one tile, so that K and V are read
  * once for all of them; the keys are shared by all blocks (few_share.cuh; the idea of Flash-Decoding, Dao et
  * al. 2023, with the even cut of Stream-K, Osama et al., arXiv 2301.03598), and few_merge.cu merges what they
- * found.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one that fetches the
- * rows of Q of the next tile, and a warpgroup:
+ * found.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one that
+ * fetches the rows of Q of the next tile, and a warpgroup:
  *
  *     S = Q K^T            wgmma, both in shared memory; 64 rows, whatever of them is used
  *     P = exp2(S * scale - max), sum     in registers, fp32
  *     O += P V             wgmma, P in registers, rounded to the dtype of the inputs
  *
- * Two blocks live on a multiprocessor, so that one computes while the other waits; with 256 dims one, which has
- * the time.
+ * Two blocks live on a multiprocessor, so that one computes while the other waits; with 256 dims one, which
+ * has the time.
  *
- * MASK, NaN.  A masked score is replaced by -inf.  Where a tile of V has keys that not all rows see, elements of
- * theirs that are not finite become 0 before the product, and are added to the rows that see them after it.
+ * MASK, NaN.  A masked score is replaced by -inf.  Where a tile of V has keys that not all rows see, elements
+ * of theirs that are not finite become 0 before the product, and are added to the rows that see them after
+ * it.
  *
- * COST.  The bytes of K and V, once.  A product takes 64 rows' time for any number of rows: with 64-dim heads,
- * where it is worst, about 40 % of the time that a block's bytes need.  Partials: 2 * 132 * 64 rows at most.
+ * COST.  The bytes of K and V, once; each block's partials, two tiles at most.  The products take 64 rows'
+ * time for any number of rows, and a tile's chain of product, softmax and product nearly as long as its bytes
+ * need: the warpgroup waits for memory about a tenth of its time (docs/perf/cuda_few.md).
  */
 #include "kernel/cuda/few_share.cuh"
 
@@ -38,109 +40,7 @@ enum {
     WARPS = COMPUTING / 32
 };
 
-/* A buffer of several that are used in turn, and how often the turn has come round. */
-typedef struct few_turn {
-    uint32_t stage, parity;
-} few_turn;
-
-FEW void turn_on(few_turn *t, uint32_t stages)
-{
-    if (++t->stage == stages) {
-        t->stage = 0;
-        t->parity ^= 1;
-    }
-}
-
-/* Two barriers a buffer: it is full; 8 bytes on, it is empty. */
-FEW uint32_t ring_barrier(uint32_t shared, few_turn t)
-{
-    return shared + BARRIERS + t.stage * 16;
-}
-
-FEW uint32_t q_barrier(uint32_t shared, few_turn t)
-{
-    return shared + Q_BARRIERS + t.stage * 16;
-}
-
-/* The key after the last of the share's part of this tile. */
-FEW int share_end(const few_share *c)
-{
-    return min(c->at.tile.lo + (int)c->last * FEW_UNIT, c->at.tile.hi);
-}
-
-/* ---- the warp that loads ---- */
-
-/* Keys from..from + keys - 1 of the tile's sequence to a stage of the ring; boxes of whole stages or of units. */
-FEW void load_stage(const few_params *p, const few_share *c, const few_map *whole, const few_map *unit, uint32_t shared,
-                    few_turn *t, int from, int keys, uint64_t policy)
-{
-    uint32_t full = ring_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
-    int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
-    int y = (int)(c->at.sequence.k0 + from);
-    mbarrier_wait(full + 8, t->parity ^ 1);
-    if (keys > KEYS - FEW_UNIT) {
-        mbarrier_expect(full, STAGE);
-#pragma unroll
-        for (int slab = 0; slab < SLABS; slab++) {
-            tma_load_4d(to + slab * KEYS * 128, whole, full, slab * 64, y, z, w, policy);
-        }
-    } else {
-        int units = (keys + FEW_UNIT - 1) / FEW_UNIT;
-        mbarrier_expect(full, (uint32_t)units * FEW_UNIT * DIM * 2);
-        for (int u = 0; u < units; u++) {
-#pragma unroll
-            for (int slab = 0; slab < SLABS; slab++) {
-                tma_load_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, slab * 64, y + u * FEW_UNIT, z,
-                            w, policy);
-            }
-        }
-    }
-    turn_on(t, STAGES);
-}
-
-FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
-{
-    few_turn turn = {0, 0};
-    uint64_t policy = policy_evict_first();
-    do {
-        int end = share_end(c);
-        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
-            int keys = min(end - key, (int)KEYS);
-            load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, policy);
-            load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, policy);
-        }
-    } while (few_share_next(p, c));
-}
-
-/* ---- the warp that loads Q ---- */
-
-/* The tile's rows of Q, swizzled; zeros where a warp that computes has rows that are not used. */
-FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
-{
-    int used = (c->at.tile.rows + 15) / 16 * 16;
-    const uint16_t *from = (const uint16_t *)p->q.data;
-    for (int i = (int)(threadIdx.x % 32); i < used * (DIM / 8); i += 32) {
-        int row = i / (DIM / 8), piece = i % (DIM / 8), in_head = c->at.index * FEW_ROWS + row;
-        int token = in_head / p->group, head = c->at.head * p->group + in_head - token * p->group;
-        bool there = row < c->at.tile.rows && piece * 8 < p->dim_qk;
-        int64_t at = there ? few_offset(&p->q, &c->at.sequence, c->at.b, head, token) + piece * 8 : 0;
-        copy_async_16(to + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at, there ? 16 : 0);
-    }
-    copy_async_wait();
-    fence_proxy_async();
-}
-
-FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
-{
-    few_turn turn = {0, 0};
-    do {
-        uint32_t full = q_barrier(shared, turn);
-        mbarrier_wait(full + 8, turn.parity ^ 1);
-        load_q(p, c, shared + turn.stage * Q_BYTES);
-        mbarrier_arrive(full);
-        turn_on(&turn, 2);
-    } while (few_share_next(p, c));
-}
+#include "kernel/cuda/few_load.cuh"
 
 /* ---- the warpgroup that computes ---- */
 
@@ -264,8 +164,8 @@ FEW bool unseen(const few_share *c, int end, int key)
     return key < c->at.tile.all_lo || key >= min(c->at.tile.all_hi, end);
 }
 
-/* Zeroes, in the tile of V from `key` on, what is not finite of keys that not all rows see; true if some row sees such
- * a key. */
+/* Zeroes, in the tile of V from `key` on, what is not finite of keys that not all rows see; true if some row
+ * sees such a key. */
 FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
 {
     bool found = false;
@@ -288,12 +188,13 @@ FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
     return named_barrier_or(1, COMPUTING, found);
 }
 
-/* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite, whatever
- * the weight. */
+/* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite,
+ * whatever the weight. */
 FEW void add_values(const few_params *p, const few_share *c, few_state *s, int key)
 {
     int column = 2 * (int)(threadIdx.x % 4), end = min(key + (int)KEYS, s->end);
-    const uint16_t *values = (const uint16_t *)p->values.data + c->at.b * p->values.batch + c->at.head * p->values.head;
+    const uint16_t *values =
+        (const uint16_t *)p->values.data + c->at.b * p->values.batch + c->at.head * p->values.head;
     for (int at = max(key, c->at.tile.lo); at < end; at++) {
         if (!unseen(c, s->end, at)) {
             continue;
@@ -414,10 +315,12 @@ FEW void release(uint32_t shared, few_turn *t)
 }
 
 /*
- * The keys of the share in this tile.  The ring has K and V in turn: while the product with a stage of V is under way,
- * the one with the next stage of K is begun; after the last, with what is there, and nobody looks at it.
+ * The keys of the share in this tile.  The ring has K and V in turn: while the product with a stage of V is
+ * under way, the one with the next stage of K is begun; after the last, with what is there, and nobody looks
+ * at it.
  */
-FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, uint32_t q, few_turn *t)
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
+                      uint32_t q, few_turn *t)
 {
     float scores[KEYS / 2];
     uint32_t weights[KEYS / 4] = {0}, address = shared_address(shared);

@@ -4,10 +4,10 @@
  */
 #include <cuda_fp16.h>
 
-#define FEW_DIM 256
-#define FEW_WGMMA_S wgmma_f16_64x64_shared
-#define FEW_WGMMA_O wgmma_f16_64x256_rows
-#define FEW_PACK pack_f16
+#define FEW_DIM      256
+#define FEW_WGMMA_S  wgmma_f16_64x64_shared
+#define FEW_WGMMA_O  wgmma_f16_64x256_rows
+#define FEW_PACK     pack_f16
 #define FEW_EXPONENT 0x7c00u
 #define FEW_WIDEN(x) __half2float(__ushort_as_half(x))
 #include "kernel/cuda/few.cuh"

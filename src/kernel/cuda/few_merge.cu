@@ -1,12 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_merge.cu - the end of few.cuh: the parts of a tile, which several blocks have worked on, become its rows.
+ * few_merge.cu - the end of few.cuh: the parts of a tile, which several blocks have worked on, become its
+ * rows.
  *
- * A row is the work of `team` warps: each goes over every team-th part with a running maximum, then the first adds up
- * what they found, in order.  So the bits depend on the parts alone.
+ * A row is the work of `team` warps: each goes over every team-th part with a running maximum, then the first
+ * adds up what they found, in order.  So the bits depend on the parts alone.
  *
- * COST.  Reads the partials, which lie in the second-level cache, and writes the rows: about 2 us, all of it latency.
- * While few is still at work everything is done once in vain, so that instructions and addresses are at hand.
+ * COST.  Reads the partials, which lie in the second-level cache, and writes the rows: about 2 us, all of it
+ * latency. While few is still at work everything is done once in vain, so that instructions and addresses are
+ * at hand.
  */
 #include "kernel/cuda/few_share.cuh"
 
@@ -81,7 +83,8 @@ FEW void add_sums(merge_sums *s, float2 below, float4 o)
 }
 
 /* Every team-th part of 4 columns of a row.  The first part ends a block's share, the others begin one. */
-FEW void add_parts(const few_params *p, merge_sums *s, const merge_tile *t, int row, int column, unsigned member)
+FEW void add_parts(const few_params *p, merge_sums *s, const merge_tile *t, int row, int column,
+                   unsigned member)
 {
     unsigned team = (unsigned)p->team;
     for (unsigned begin = member; begin < t->parts; begin += FLIGHT * team) {
@@ -147,7 +150,8 @@ FEW void merge_row(const few_params *p, const merge_tile *t, int row, bool reall
     }
 }
 
-extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 6) few_merge(const __grid_constant__ few_params params)
+extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 6)
+    few_merge(const __grid_constant__ few_params params)
 {
     const few_params *p = &params;
     int teams = WARPS / p->team, number = (int)blockIdx.x / p->row_blocks; /* of tile or block */

@@ -12,7 +12,7 @@ enum {
     FEW_UNIT = 16,          /* keys: what a block's share is counted in */
     FEW_LEAST = 8,          /* units that are worth a block */
     FEW_THREADS = 192,      /* a warpgroup that computes, a warp that loads K and V, one that loads Q */
-    FEW_MERGE_THREADS = 128 /* of few_merge: it shares a multiprocessor with the blocks of the next few */
+    FEW_MERGE_THREADS = 128 /* of few_merge: little, to find room beside blocks of few */
 };
 
 /*
@@ -21,10 +21,10 @@ enum {
  * multiprocessor has room for one block, else for two.
  */
 #define FEW_KEYS(dim)   ((dim) == 128 ? 32 : 64)
-#define FEW_STAGES(dim) ((dim) == 256 ? 2 : (dim) == 128 ? 4 : 10)
+#define FEW_STAGES(dim) ((dim) == 256 ? 3 : (dim) == 128 ? 4 : 8)
 #define FEW_SHARED(dim) (2 * (FEW_ROWS * (dim)*2 + 16) + FEW_STAGES(dim) * (FEW_KEYS(dim) * (dim)*2 + 16))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
-/* registers of a thread, which leave room for a block of few_merge beside those of few */
+/* registers of a thread: as many as so many blocks of six warps leave, and no spills */
 #define FEW_REGISTERS(dim) ((dim) == 256 ? 224 : 168)
 
 /* A CUtensorMap. */

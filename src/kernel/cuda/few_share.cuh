@@ -3,9 +3,10 @@
  * few_share.cuh - which keys of which tile a block of few.cuh works on, and how a row ends; for few.cuh and
  * few_merge.cu.
  *
- * The keys that some row of a tile sees are counted in units of FEW_UNIT keys; all tiles' units, one tile after
- * the other, are cut into as many equal shares as there are blocks.  So every block has the same number of bytes
- * to read, whatever the lengths of the sequences, and a share is a run of whole tiles but for its ends.
+ * The keys that some row of a tile sees are counted in units of FEW_UNIT keys; all tiles' units, one tile
+ * after the other, are cut into as many equal shares as there are blocks.  So every block has the same number
+ * of bytes to read, whatever the lengths of the sequences, and a share is a run of whole tiles but for its
+ * ends.
  */
 #ifndef ATTN_CUDA_FEW_SHARE_CUH
 #define ATTN_CUDA_FEW_SHARE_CUH
@@ -170,7 +171,8 @@ FEW few_place few_find(const few_params *p, unsigned unit)
             int b = at.b + (int)(threadIdx.x % 32);
             unsigned units = b < p->batch ? few_sequence_units(p, b) : 0, upto = few_running_sum(units);
             past = __ballot_sync(~0u, upto > unit);
-            unit -= past == 0 ? __shfl_sync(~0u, upto, 31) : __shfl_sync(~0u, upto - units, __ffs((int)past) - 1);
+            unit -=
+                past == 0 ? __shfl_sync(~0u, upto, 31) : __shfl_sync(~0u, upto - units, __ffs((int)past) - 1);
         }
     }
     at.sequence = few_sequence_of(p, at.b);
@@ -281,7 +283,8 @@ FEW few_row few_row_of(const few_params *p, const few_sequence *s, int b, int kv
     r.token = in_head / p->group;
     r.head = kv_head * p->group + in_head - r.token * p->group;
     r.o = few_offset(&p->o, s, b, r.head, r.token);
-    r.lse = p->lse.data == nullptr ? nullptr : (float *)p->lse.data + few_offset(&p->lse, s, b, r.head, r.token);
+    r.lse =
+        p->lse.data == nullptr ? nullptr : (float *)p->lse.data + few_offset(&p->lse, s, b, r.head, r.token);
     return r;
 }
 

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few_load.cuh - a part of few.cuh: the ring, the warp that fills it and the warp that fetches Q.
+ */
+
+/* A buffer of several that are used in turn, and how often the turn has come round. */
+typedef struct few_turn {
+    uint32_t stage, parity;
+} few_turn;
+
+FEW void turn_on(few_turn *t, uint32_t stages)
+{
+    if (++t->stage == stages) {
+        t->stage = 0;
+        t->parity ^= 1;
+    }
+}
+
+/* Two barriers a buffer: it is full; 8 bytes on, it is empty. */
+FEW uint32_t ring_barrier(uint32_t shared, few_turn t)
+{
+    return shared + BARRIERS + t.stage * 16;
+}
+
+FEW uint32_t q_barrier(uint32_t shared, few_turn t)
+{
+    return shared + Q_BARRIERS + t.stage * 16;
+}
+
+/* The key after the last of the share's part of this tile. */
+FEW int share_end(const few_share *c)
+{
+    return min(c->at.tile.lo + (int)c->last * FEW_UNIT, c->at.tile.hi);
+}
+
+/* ---- the warp that loads ---- */
+
+/* Keys from..from + keys - 1 of the tile's sequence to a stage of the ring; boxes of whole stages or of
+ * units. */
+FEW void load_stage(const few_params *p, const few_share *c, const few_map *whole, const few_map *unit,
+                    uint32_t shared, few_turn *t, int from, int keys, uint64_t policy)
+{
+    uint32_t full = ring_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
+    int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
+    int y = (int)(c->at.sequence.k0 + from);
+    mbarrier_wait(full + 8, t->parity ^ 1);
+    if (keys > KEYS - FEW_UNIT) {
+        mbarrier_expect(full, STAGE);
+#pragma unroll
+        for (int slab = 0; slab < SLABS; slab++) {
+            tma_load_4d(to + slab * KEYS * 128, whole, full, slab * 64, y, z, w, policy);
+        }
+    } else {
+        int units = (keys + FEW_UNIT - 1) / FEW_UNIT;
+        mbarrier_expect(full, (uint32_t)units * FEW_UNIT * DIM * 2);
+        for (int u = 0; u < units; u++) {
+#pragma unroll
+            for (int slab = 0; slab < SLABS; slab++) {
+                tma_load_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, slab * 64,
+                            y + u * FEW_UNIT, z, w, policy);
+            }
+        }
+    }
+    turn_on(t, STAGES);
+}
+
+FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
+{
+    few_turn turn = {0, 0};
+    uint64_t policy = policy_evict_first();
+    do {
+        int end = share_end(c);
+        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
+            int keys = min(end - key, (int)KEYS);
+            load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, policy);
+            load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, policy);
+        }
+    } while (few_share_next(p, c));
+}
+
+/* ---- the warp that loads Q ---- */
+
+/* The tile's rows of Q, swizzled; zeros where a warp that computes has rows that are not used. */
+FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
+{
+    int used = (c->at.tile.rows + 15) / 16 * 16;
+    const uint16_t *from = (const uint16_t *)p->q.data;
+    for (int i = (int)(threadIdx.x % 32); i < used * (DIM / 8); i += 32) {
+        int row = i / (DIM / 8), piece = i % (DIM / 8), in_head = c->at.index * FEW_ROWS + row;
+        int token = in_head / p->group, head = c->at.head * p->group + in_head - token * p->group;
+        bool there = row < c->at.tile.rows && piece * 8 < p->dim_qk;
+        int64_t at = there ? few_offset(&p->q, &c->at.sequence, c->at.b, head, token) + piece * 8 : 0;
+        copy_async_16(to + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at,
+                      there ? 16 : 0);
+    }
+    copy_async_wait();
+    fence_proxy_async();
+}
+
+FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
+{
+    few_turn turn = {0, 0};
+    do {
+        uint32_t full = q_barrier(shared, turn);
+        mbarrier_wait(full + 8, turn.parity ^ 1);
+        load_q(p, c, shared + turn.stage * Q_BYTES);
+        mbarrier_arrive(full);
+        turn_on(&turn, 2);
+    } while (few_share_next(p, c));
+}
