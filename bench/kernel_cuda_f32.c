@@ -278,7 +278,8 @@ static uint64_t gradient_bits(bench_run *r)
 static void check_case(const bench_case *c, bool forward, bool backward)
 {
     static const double half[] = {4e-6, 6e-4, 5e-3};
-    const double allowed = half[c->dtype_out] * fmax(1.0, c->size); /* scores grow with the size, and their errors */
+    const double allowed =
+        half[c->dtype_out] * fmax(1.0, c->size); /* scores grow with the size, and their errors */
     bench_run r;
     open_run(&r, c);
     printf("%-26s", c->name);
