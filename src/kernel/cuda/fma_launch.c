@@ -161,11 +161,10 @@ static attn__fma_array array_of(const attn__cuda_tensor *tensor, attn_dtype dtyp
 
 /* fp32 rows of `width` in the workspace, in the order batch, head, token; one batch where sequences lie one
  * after another. */
-static attn__fma_array dense(const attn__cuda_call *call, float *data, int64_t heads, int64_t tokens,
-                             const int64_t *ends, int64_t total, int64_t width)
+static attn__fma_array dense(float *data, int64_t heads, int64_t tokens, const int64_t *ends, int64_t total,
+                             int64_t width)
 {
     const int64_t rows = ends != NULL ? total : tokens;
-    (void)call;
     return (attn__fma_array){.data = data,
                              .batch = ends != NULL ? 0 : heads * rows * width,
                              .head = rows * width,
@@ -247,7 +246,7 @@ static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
                              .tokens = ends != NULL ? total : tokens,
                              .dim = (int32_t)dim,
                              .width = (int32_t)padded(dim)};
-    *array = dense(call, copy, heads, tokens, ends, total, padded(dim));
+    *array = dense(copy, heads, tokens, ends, total, padded(dim));
     return launch_rows(call, device, "fma_copy", params.batch * heads * params.tokens, &params, stream);
 }
 
@@ -304,8 +303,8 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
     params->delta = array_of(&call->delta, ATTN_F32);
     params->dq = array_of(&call->dq, ATTN_F32);
     if (w->dq != NULL) {
-        params->dq = dense(call, w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q,
-                           padded(call->dim_qk));
+        params->dq =
+            dense(w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q, padded(call->dim_qk));
     }
     *rows = (attn__fma_rows){.problem = params->problem,
                              .o = array_of(&call->o, call->dtype_out),
@@ -314,7 +313,7 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
                              .dq = array_of(&call->dq, call->dtype_out),
                              .accumulate = call->accumulate};
     if (w->delta != NULL) {
-        params->delta = dense(call, w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
+        params->delta = dense(w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
         rows->delta = params->delta;
     }
     attn__fma_rows before = *rows;
