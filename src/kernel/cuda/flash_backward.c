@@ -200,16 +200,29 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__max(attn__min(tokens, ATTN__BACKWARD_FAR), -ATTN__BACKWARD_FAR);
 }
 
-/* Heads whose tiles of keys take turns.  Under a causal band the first tiles of keys have the most queries:
- * they come first, of as many heads as the L2 cache keeps in mind.  Else one head after the other. */
-static int32_t together_of(const attn__cuda_call *call, const variant *v)
+/*
+ * Heads whose tiles of keys take turns.  Under a causal band the first tiles of keys have the most queries;
+ * the longest work shall begin first, or some multiprocessors are still at it when the others have none.  So
+ * a group of heads has a tile for each multiprocessor at least, and as many heads as the L2 cache keeps in
+ * mind; and groups are of one size, since a small last one would end late.  Without a band all tiles are
+ * alike: one head after the other.
+ */
+static int32_t together_of(const attn__cuda_call *call, const variant *v, const attn__cuda_device *device)
 {
     int64_t heads = call->batch * call->heads_kv;
     if (call->right >= call->tokens_kv || heads == 0) {
         return 1;
     }
     int64_t bytes = attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
-    return (int32_t)attn__max(attn__min(HEADS_IN_L2 / bytes, heads), 1);
+    int64_t tiles = attn__max(attn__ceil_div(call->tokens_kv, v->keys), 1);
+    int64_t enough = tiles + tiles / 8 >= device->sms ? 1 : attn__ceil_div(device->sms, tiles);
+    int64_t least = attn__max(HEADS_IN_L2 / bytes, enough);
+    for (int64_t n = least; n <= 2 * least && n <= heads; n++) {
+        if (heads % n == 0) {
+            return (int32_t)n;
+        }
+    }
+    return (int32_t)attn__ceil_div(heads, attn__ceil_div(heads, least));
 }
 
 static void fill_tensors(attn__backward_params *p, const attn__cuda_call *call)
@@ -217,6 +230,9 @@ static void fill_tensors(attn__backward_params *p, const attn__cuda_call *call)
     p->dq = tensor_of(&call->dq);
     p->dk = tensor_of(&call->dk);
     p->dv = tensor_of(&call->dv);
+    p->q_rows = tensor_of(&call->q);
+    p->k_rows = tensor_of(&call->k);
+    p->v_rows = tensor_of(&call->v);
     p->o_rows = tensor_of(&call->o);
     p->dout_rows = tensor_of(&call->dout);
     p->lse = tensor_of(&call->lse);
@@ -235,7 +251,8 @@ static void fill_workspace(attn__backward_params *p, const attn__cuda_call *call
     p->next = (int32_t *)(void *)(workspace + at.next);
 }
 
-static attn_status fill(attn__backward_params *p, const attn__cuda_call *call, void *workspace)
+static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
+                        const attn__cuda_device *device, void *workspace)
 {
     const variant *v = variant_of(call);
     memset(p, 0, sizeof *p);
@@ -259,7 +276,7 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call, v
     p->tiles_q = (int32_t)attn__ceil_div(call->tokens_q, v->queries);
     p->tiles_kv = (int32_t)attn__ceil_div(call->tokens_kv, v->keys);
     p->slots = (int32_t)slots_of(call, v);
-    p->together = together_of(call, v);
+    p->together = together_of(call, v, device);
     p->tiles = (int32_t)(p->tiles_kv * call->batch * call->heads_kv);
     p->accumulate = call->accumulate;
     p->out_f32 = call->dtype_out == ATTN_F32;
@@ -320,7 +337,7 @@ static attn_status launch_all(const attn__cuda_call *call, const attn__cuda_devi
                               void *stream)
 {
     attn__backward_params p;
-    ATTN__TRY(fill(&p, call, workspace));
+    ATTN__TRY(fill(&p, call, device, workspace));
     ATTN__TRY(launch_rows(&p, call, device, false, stream));
     if (p.tiles > 0) {
         ATTN__TRY(launch_main(&p, call, device, stream));

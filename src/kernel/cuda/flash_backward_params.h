@@ -65,6 +65,7 @@ typedef struct attn__backward_params {
     int32_t together;                        /* heads whose tiles of keys take turns */
     int32_t tiles;                           /* of keys, of all heads and sequences */
     int32_t accumulate, out_f32;
+    attn__backward_tensor q_rows, k_rows, v_rows; /* for the few rows that are made anew */
 } attn__backward_params;
 
 #endif

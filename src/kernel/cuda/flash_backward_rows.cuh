@@ -128,11 +128,119 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS)
+PTX_INLINE float dot_rows(const uint16_t *a, const uint16_t *b, int dim)
+{
+    float sum = 0.0F;
+#pragma unroll 1
+    for (int i = 0; i < dim; i += 8) {
+        uint4 x = *(const uint4 *)(a + i), y = *(const uint4 *)(b + i);
+        sum += dot_pairs(x.x, y.x) + dot_pairs(x.y, y.y) + dot_pairs(x.z, y.z) + dot_pairs(x.w, y.w);
+    }
+    return sum;
+}
+
+/* x = 8 columns of dQ of a query, from memory */
+PTX_INLINE void make_anew(const attn__backward_params *p, const rows *r, int query, int column,
+                          float minus_lse, float delta, float *x)
+{
+    int head = r->head / p->group;
+    const uint16_t *q = (const uint16_t *)p->q_rows.data + row_offset(&p->q_rows, r, query);
+    const uint16_t *dout = (const uint16_t *)p->dout_rows.data + row_offset(&p->dout_rows, r, query);
+    int to = minus_lse == -INFINITY ? 0 : min(r->s.keys, query + r->s.high + 1);
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        x[i] = 0.0F;
+    }
+#pragma unroll 1
+    for (int key = max(0, query + r->s.low); key < to; key++) {
+        int64_t token = (int64_t)r->s.first_kv + key;
+        const uint16_t *k = (const uint16_t *)p->k_rows.data + r->batch * p->k_rows.batch +
+                            head * p->k_rows.head + token * p->k_rows.token;
+        const uint16_t *v = (const uint16_t *)p->v_rows.data + r->batch * p->v_rows.batch +
+                            head * p->v_rows.head + token * p->v_rows.token;
+        float weight = ptx_exp2(fmaf(dot_rows(q, k, p->dim_qk), p->scale_log2, minus_lse));
+        float ds = p->scale * weight * (dot_rows(dout, v, p->dim_v) - delta);
+#pragma unroll
+        for (int i = 0; i < 4; i++) {
+            uint32_t pair = ((const uint32_t *)(const void *)(k + column))[i];
+            x[2 * i] = fmaf(ds, unpack_low(pair), x[2 * i]);
+            x[2 * i + 1] = fmaf(ds, unpack_high(pair), x[2 * i + 1]);
+        }
+    }
+}
+
+/* Not all of 8 columns are numbers, and lse and delta of the row do not tell why. */
+PTX_INLINE bool is_stained(const float *x, const float *minus_lse, const float *delta)
+{
+    float sum = 0.0F;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        sum += x[i] * 0.0F;
+    }
+    return !(sum == 0.0F) && *minus_lse == *minus_lse && *delta == *delta;
+}
+
+/* 8 columns of a row of a tile, as a number */
+PTX_INLINE int chunk_of(int row, int column)
+{
+    return row * 32 + column / 8;
+}
+
+PTX_INLINE void store_query_gradient(const attn__backward_params *p, const rows *r, int row, int column,
+                                     const float *x)
+{
+    char *to = (char *)p->dq.data + row_offset(&p->dq, r, r->first + row) * (p->out_f32 ? 4 : 2);
+    store_row(p, to, column, x);
+}
+
+/*
+ * A thread's columns of one tile: 8 rows by 8 columns, twice: a quad's 16 bytes each of the first 8 rows and
+ * of the 8 below.  Stained chunks are left to `list`.
+ */
+PTX_INLINE void round_tile(const attn__backward_params *p, const rows *r, int queries, int *count,
+                           uint16_t *list)
+{
+    int blocks = p->dim == 256 ? 16 : 8; /* of 8 columns, of a warp */
+    const float *sum = p->dq_sum + r->slot * queries * p->dim;
+#pragma unroll 2
+    for (int i = (int)threadIdx.x; i < 8 * 8 * blocks; i += ROW_THREADS) {
+        int block = i % blocks, quad = i / blocks % 8, warp = i / blocks / 8;
+        const float4 *from = (const float4 *)sum + (warp * blocks + block) * 32 + quad * 4;
+        float x[16];
+#pragma unroll
+        for (int t = 0; t < 4; t++) {
+            float4 v = from[t];
+            x[2 * t] = v.x * p->scale;
+            x[2 * t + 1] = v.y * p->scale;
+            x[8 + 2 * t] = v.z * p->scale;
+            x[9 + 2 * t] = v.w * p->scale;
+        }
+        int column = block * 8 + (p->dim == 64 ? 0 : warp / 4 * 8 * blocks);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            int row = warp % 4 * 16 + quad + (p->dim == 64 ? warp / 4 * 64 : 0) + 8 * half;
+            if (r->first + row < r->s.queries && column < p->dim_qk) {
+                int64_t place = r->slot * queries + statistic_place(row);
+                if (is_stained(x + 8 * half, p->minus_lse + place, p->delta + place)) {
+                    list[atomicAdd(count, 1)] = (uint16_t)chunk_of(row, column);
+                } else {
+                    store_query_gradient(p, r, row, column, x + 8 * half);
+                }
+            }
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 3)
     flash_backward_after(const __grid_constant__ attn__backward_params p)
 {
+    __shared__ uint16_t list[128 * 256 / 8];
+    __shared__ int count;
     int queries = p.dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
-    int blocks = p.dim == 256 ? 16 : 8; /* of 8 columns, of a warp */
+    if (threadIdx.x == 0) {
+        count = 0;
+    }
+    __syncthreads();
     ptx_grid_wait();
     int64_t tiles = (int64_t)p.tiles_q * p.heads_q * p.batch;
     for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
@@ -140,31 +248,20 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
         if (r.first >= r.s.queries) {
             continue;
         }
-        const float *sum = p.dq_sum + r.slot * queries * p.dim;
-        /* 8 rows by 8 columns, twice: a quad's 16 bytes each of the first 8 rows and of the 8 below */
-#pragma unroll 2
-        for (int i = (int)threadIdx.x; i < 8 * 8 * blocks; i += ROW_THREADS) {
-            int block = i % blocks, quad = i / blocks % 8, warp = i / blocks / 8;
-            const float4 *from = (const float4 *)sum + (warp * blocks + block) * 32 + quad * 4;
-            float x[16];
-#pragma unroll
-            for (int t = 0; t < 4; t++) {
-                float4 v = from[t];
-                x[2 * t] = v.x * p.scale;
-                x[2 * t + 1] = v.y * p.scale;
-                x[8 + 2 * t] = v.z * p.scale;
-                x[9 + 2 * t] = v.w * p.scale;
-            }
-            int row = warp % 4 * 16 + quad + (p.dim == 64 ? warp / 4 * 64 : 0);
-            int column = block * 8 + (p.dim == 64 ? 0 : warp / 4 * 8 * blocks);
-#pragma unroll
-            for (int half = 0; half < 2; half++) {
-                int query = r.first + row + 8 * half;
-                if (query < r.s.queries && column < p.dim_qk) {
-                    char *to = (char *)p.dq.data + row_offset(&p.dq, &r, query) * (p.out_f32 ? 4 : 2);
-                    store_row(&p, to, column, x + 8 * half);
-                }
-            }
+        round_tile(&p, &r, queries, &count, list);
+        __syncthreads();
+#pragma unroll 1
+        for (int i = (int)threadIdx.x; i < count; i += ROW_THREADS) {
+            int row = list[i] / 32, column = list[i] % 32 * 8;
+            int64_t place = r.slot * queries + statistic_place(row);
+            float x[8];
+            make_anew(&p, &r, r.first + row, column, p.minus_lse[place], p.delta[place], x);
+            store_query_gradient(&p, &r, row, column, x);
         }
+        __syncthreads();
+        if (threadIdx.x == 0) {
+            count = 0;
+        }
+        __syncthreads();
     }
 }
