@@ -366,7 +366,7 @@ static attn_status backward(const attn__cuda_call *call, const attn__cuda_device
     return status;
 }
 
-const attn__cuda_kernel attn__cuda_kernel_fma = {
+const attn__cuda_kernel attn__cuda_fma_sm90 = {
     .name = "fma-sm90",
     .summary = "fp32 throughout by fused multiply-adds; any dtype, dims and strides",
     .rejects = rejects,
@@ -376,7 +376,7 @@ const attn__cuda_kernel attn__cuda_kernel_fma = {
     .backward = backward,
 };
 
-const attn__cuda_kernel attn__cuda_kernel_tf32x3 = {
+const attn__cuda_kernel attn__cuda_tf32x3_sm90 = {
     .name = "tf32x3-sm90",
     .summary = "fp32 inputs on the tensor cores: three products of tf32 for one",
     .rejects = tf32x3_rejects,

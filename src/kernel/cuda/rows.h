@@ -7,8 +7,7 @@
 
 #include "kernel/cuda/cuda.h"
 
-extern const attn__cuda_kernel attn__cuda_few_sm90;
-extern const attn__cuda_kernel attn__cuda_kernel_fma, attn__cuda_kernel_tf32x3; /* fma_launch.c */
-extern const attn__cuda_kernel attn__cuda_flash_sm90;
+extern const attn__cuda_kernel attn__cuda_few_sm90, attn__cuda_flash_sm90;
+extern const attn__cuda_kernel attn__cuda_fma_sm90, attn__cuda_tf32x3_sm90; /* fma_launch.c */
 
 #endif
