@@ -25,6 +25,7 @@
  * need: the warpgroup waits for memory about a tenth of its time (docs/perf/cuda_few.md).
  */
 #include "kernel/cuda/few_share.cuh"
+#include "kernel/cuda/wgmma.cuh"
 
 enum {
     DIM = FEW_DIM,
@@ -84,26 +85,26 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
 /* scores[64][KEYS] = Q K^T, a group of wgmma */
 FEW void begin_scores(float *scores, uint32_t q, uint32_t k)
 {
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
         uint32_t inside = i % 4 * 32;
-        FEW_WGMMA_S(scores, wgmma_matrix(q + i / 4 * (FEW_ROWS * 128) + inside, 16, 1024),
-                    wgmma_matrix(k + i / 4 * (KEYS * 128) + inside, 16, 1024), i > 0);
+        FEW_WGMMA_S(scores, ptx_operand(q + i / 4 * (FEW_ROWS * 128) + inside, 16),
+                    ptx_operand(k + i / 4 * (KEYS * 128) + inside, 16), i > 0);
     }
-    wgmma_commit();
+    ptx_wgmma_commit();
 }
 
 /* o += weights V, a group of wgmma */
 FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
 {
     pin(o, DIM / 2);
-    wgmma_fence();
+    ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        FEW_WGMMA_O(o, weights + 4 * i, wgmma_matrix(v + i * (16 * 128), KEYS * 128, 1024));
+        FEW_WGMMA_O(o, weights + 4 * i, ptx_operand(v + i * (16 * 128), KEYS * 128));
     }
-    wgmma_commit();
+    ptx_wgmma_commit();
 }
 
 /* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
@@ -130,14 +131,14 @@ FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool m
 #pragma unroll
     for (int i = 0; i < KEYS / 2; i++) {
         int r = i / 2 % 2;
-        scores[i] = exp2_fast(scores[i] - used[r]);
+        scores[i] = ptx_exp2(scores[i] - used[r]);
         sum[r] += scores[i];
     }
 #pragma unroll
     for (int i = 0; i < KEYS / 4; i++) {
         weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
     }
-    float fade[2] = {exp2_fast(s->most[0] - used[0]), exp2_fast(s->most[1] - used[1])};
+    float fade[2] = {ptx_exp2(s->most[0] - used[0]), ptx_exp2(s->most[1] - used[1])};
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         s->sum[r] = s->sum[r] * fade[r] + sum[r];
@@ -184,8 +185,8 @@ FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
             }
         }
     }
-    fence_proxy_async();
-    return named_barrier_or(1, COMPUTING, found);
+    ptx_fence_async();
+    return ptx_sync_or(1, COMPUTING, found);
 }
 
 /* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite,
@@ -309,7 +310,7 @@ FEW void write_empty(const few_params *p)
 FEW void release(uint32_t shared, few_turn *t)
 {
     if (threadIdx.x % 32 == 0) {
-        mbarrier_arrive(ring_barrier(shared, *t) + 8);
+        ptx_barrier_arrive(ring_barrier(shared, *t) + 8);
     }
     turn_on(t, STAGES);
 }
@@ -323,11 +324,11 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
                       uint32_t q, few_turn *t)
 {
     float scores[KEYS / 2];
-    uint32_t weights[KEYS / 4] = {0}, address = shared_address(shared);
+    uint32_t weights[KEYS / 4] = {0}, address = ptx_shared(shared);
     bool more = true;
-    mbarrier_wait(ring_barrier(address, *t), t->parity);
+    ptx_barrier_wait(ring_barrier(address, *t), t->parity);
     begin_scores(scores, q, address + RING + t->stage * STAGE);
-    wgmma_wait(0);
+    PTX_WGMMA_WAIT(0);
     for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; more; key += KEYS) {
         bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
         pin(scores, KEYS / 2);
@@ -335,7 +336,7 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
         if (!s->idle) {
             softmax(s, scores, weights, key, masked, p->scale);
         }
-        mbarrier_wait(ring_barrier(address, *t), t->parity);
+        ptx_barrier_wait(ring_barrier(address, *t), t->parity);
         if (masked) {
             lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
         }
@@ -344,30 +345,30 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
         more = key + KEYS < s->end;
         begin_values(s->o, weights, address + RING + t->stage * STAGE);
         if (more) {
-            mbarrier_wait(ring_barrier(address, k), k.parity);
+            ptx_barrier_wait(ring_barrier(address, k), k.parity);
         }
         begin_scores(scores, q, address + RING + k.stage * STAGE);
-        wgmma_wait(1);
+        PTX_WGMMA_WAIT(1);
         pin(s->o, DIM / 2);
         release(address, t);
         if (lost) {
             add_values(p, c, s, key);
         }
-        wgmma_wait(0);
+        PTX_WGMMA_WAIT(0);
     }
 }
 
 FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
     few_turn turn = {0, 0}, q = {0, 0};
-    uint32_t address = shared_address(shared);
+    uint32_t address = ptx_shared(shared);
     do {
         few_state s;
         begin_tile(p, c, &s);
-        mbarrier_wait(q_barrier(address, q), q.parity);
+        ptx_barrier_wait(q_barrier(address, q), q.parity);
         compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
         if (threadIdx.x % 32 == 0) {
-            mbarrier_arrive(q_barrier(address, q) + 8);
+            ptx_barrier_arrive(q_barrier(address, q) + 8);
         }
         turn_on(&q, 2);
         end_tile(p, c, &s);
@@ -378,15 +379,15 @@ FEW void make_barriers(uint32_t shared)
 {
     for (uint32_t i = 0; i < STAGES; i++) {
         few_turn t = {i, 0};
-        mbarrier_init(ring_barrier(shared, t), 1);
-        mbarrier_init(ring_barrier(shared, t) + 8, WARPS);
+        ptx_barrier_init(ring_barrier(shared, t), 1);
+        ptx_barrier_init(ring_barrier(shared, t) + 8, WARPS);
     }
     for (uint32_t i = 0; i < 2; i++) {
         few_turn t = {i, 0};
-        mbarrier_init(q_barrier(shared, t), 32);
-        mbarrier_init(q_barrier(shared, t) + 8, WARPS);
+        ptx_barrier_init(q_barrier(shared, t), 32);
+        ptx_barrier_init(q_barrier(shared, t) + 8, WARPS);
     }
-    mbarrier_init_fence();
+    ptx_barrier_init_fence();
 }
 
 extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM)) few(const __grid_constant__ few_params params)
@@ -395,32 +396,32 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM)) few(const __grid_cons
     const few_params *p = &params;
     int warp = (int)(threadIdx.x / 32) - WARPS;
     if (threadIdx.x == 0) {
-        make_barriers(shared_address(shared));
-        tma_prefetch(&p->k);
-        tma_prefetch(&p->v);
+        make_barriers(ptx_shared(shared));
+        ptx_prefetch_map(&p->k);
+        ptx_prefetch_map(&p->v);
     }
     __syncthreads();
     few_share share;
     bool fixed = few_fixed(p);
     if (!fixed) {
-        grid_wait();
+        ptx_grid_wait();
     }
     bool mine = few_share_first(p, &share);
     if (fixed) {
-        grid_wait();
+        ptx_grid_wait();
     }
-    grid_release();
+    ptx_grid_go();
     if (warp < 0) {
         if (mine) {
             compute_share(p, &share, shared);
         }
     } else if (warp == 0) {
         if (mine && threadIdx.x % 32 == 0) {
-            load_share(p, &share, shared_address(shared));
+            load_share(p, &share, ptx_shared(shared));
         }
     } else {
         if (mine) {
-            load_share_q(p, &share, shared_address(shared));
+            load_share_q(p, &share, ptx_shared(shared));
         }
         write_empty(p);
     }

@@ -2,12 +2,11 @@
 /*
  * few_f16_256.cu - few.cuh for fp16 and heads of up to 256 dims.
  */
-#include <cuda_fp16.h>
-
+#define TYPE         "f16"
 #define FEW_DIM      256
-#define FEW_WGMMA_S  wgmma_f16_64x64_shared
-#define FEW_WGMMA_O  wgmma_f16_64x256_rows
-#define FEW_PACK     pack_f16
+#define FEW_WGMMA_S  wgmma_64_ss
+#define FEW_WGMMA_O  wgmma_256_rt
+#define FEW_PACK     ptx_pack_f16
 #define FEW_EXPONENT 0x7c00u
-#define FEW_WIDEN(x) __half2float(__ushort_as_half(x))
+#define FEW_WIDEN    ptx_unpack_f16
 #include "kernel/cuda/few.cuh"

@@ -43,20 +43,20 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
     uint32_t full = ring_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
     int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
     int y = (int)(c->at.sequence.k0 + from);
-    mbarrier_wait(full + 8, t->parity ^ 1);
+    ptx_barrier_wait(full + 8, t->parity ^ 1);
     if (keys > KEYS - FEW_UNIT) {
-        mbarrier_expect(full, STAGE);
+        ptx_barrier_expect(full, STAGE);
 #pragma unroll
         for (int slab = 0; slab < SLABS; slab++) {
-            tma_load_4d(to + slab * KEYS * 128, whole, full, slab * 64, y, z, w, policy);
+            ptx_load_tile_4d(to + slab * KEYS * 128, whole, full, slab * 64, y, z, w, policy);
         }
     } else {
         int units = (keys + FEW_UNIT - 1) / FEW_UNIT;
-        mbarrier_expect(full, (uint32_t)units * FEW_UNIT * DIM * 2);
+        ptx_barrier_expect(full, (uint32_t)units * FEW_UNIT * DIM * 2);
         for (int u = 0; u < units; u++) {
 #pragma unroll
             for (int slab = 0; slab < SLABS; slab++) {
-                tma_load_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, slab * 64,
+                ptx_load_tile_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, slab * 64,
                             y + u * FEW_UNIT, z, w, policy);
             }
         }
@@ -67,7 +67,7 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
 FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
 {
     few_turn turn = {0, 0};
-    uint64_t policy = policy_evict_first();
+    uint64_t policy = ptx_evict_first();
     do {
         int end = share_end(c);
         for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
@@ -90,11 +90,11 @@ FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
         int token = in_head / p->group, head = c->at.head * p->group + in_head - token * p->group;
         bool there = row < c->at.tile.rows && piece * 8 < p->dim_qk;
         int64_t at = there ? few_offset(&p->q, &c->at.sequence, c->at.b, head, token) + piece * 8 : 0;
-        copy_async_16(to + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at,
+        ptx_copy_16(to + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at,
                       there ? 16 : 0);
     }
-    copy_async_wait();
-    fence_proxy_async();
+    ptx_copy_wait_all();
+    ptx_fence_async();
 }
 
 FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
@@ -102,9 +102,9 @@ FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
     few_turn turn = {0, 0};
     do {
         uint32_t full = q_barrier(shared, turn);
-        mbarrier_wait(full + 8, turn.parity ^ 1);
+        ptx_barrier_wait(full + 8, turn.parity ^ 1);
         load_q(p, c, shared + turn.stage * Q_BYTES);
-        mbarrier_arrive(full);
+        ptx_barrier_arrive(full);
         turn_on(&turn, 2);
     } while (few_share_next(p, c));
 }

@@ -76,7 +76,7 @@ FEW merge_tile find_tile(const few_params *p, int number)
 FEW void add_sums(merge_sums *s, float2 below, float4 o)
 {
     float most = fmaxf(s->below.x, below.x), used = most == -INFINITY ? 0.0f : most;
-    float mine = exp2_fast(s->below.x - used), other = exp2_fast(below.x - used);
+    float mine = ptx_exp2(s->below.x - used), other = ptx_exp2(below.x - used);
     s->below = make_float2(most, s->below.y * mine + below.y * other);
     s->o = make_float4(s->o.x * mine + o.x * other, s->o.y * mine + o.y * other, s->o.z * mine + o.z * other,
                        s->o.w * mine + o.w * other);
@@ -156,16 +156,16 @@ extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 6)
     const few_params *p = &params;
     int teams = WARPS / p->team, number = (int)blockIdx.x / p->row_blocks; /* of tile or block */
     int first = ((int)blockIdx.x - number * p->row_blocks) * teams;        /* row */
-    grid_release();
+    ptx_grid_go();
     merge_tile tile = find_tile(p, number);
     if (tile.parts < 2) {
-        grid_wait(); /* or what comes after this kernel would not wait for the one before it */
+        ptx_grid_wait(); /* or what comes after this kernel would not wait for the one before it */
         return;
     }
 #pragma unroll 1
     for (int pass = 0; pass < 2; pass++) {
         if (pass == 1) {
-            grid_wait();
+            ptx_grid_wait();
         }
         int end = pass == 1 ? p->rows : first + 1;
         for (int row = first; row < end; row += p->row_blocks * teams) {

@@ -12,7 +12,7 @@
 #define ATTN_CUDA_FEW_SHARE_CUH
 
 #include "kernel/cuda/few_params.h"
-#include "kernel/cuda/few_ptx.cuh"
+#include "kernel/cuda/ptx.cuh"
 
 #define FEW static __device__ __forceinline__
 
@@ -302,7 +302,7 @@ FEW void few_store(const few_params *p, int64_t offset, few_end e, float x, floa
         }
         *to = make_float2(x, y);
     } else {
-        *(uint32_t *)((uint16_t *)p->o.data + offset) = p->dtype_out == 1 ? pack_f16(x, y) : pack_bf16(x, y);
+        *(uint32_t *)((uint16_t *)p->o.data + offset) = p->dtype_out == 1 ? ptx_pack_f16(x, y) : ptx_pack_bf16(x, y);
     }
 }
 

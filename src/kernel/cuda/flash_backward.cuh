@@ -78,9 +78,9 @@ PTX_INLINE uint32_t its_keys(const uint8_t *tile)
 }
 
 #if DIM == 64
-#define GRADIENT_WGMMA PTX_WGMMA_REGISTERS_64
+#define GRADIENT_WGMMA wgmma_64_rt
 #else
-#define GRADIENT_WGMMA PTX_WGMMA_REGISTERS_128
+#define GRADIENT_WGMMA wgmma_128_rt
 #endif
 
 /* d = (64 rows of K or V) times (64 rows of Q or dO), transposed */
@@ -92,8 +92,7 @@ PTX_INLINE void scores(float *d, uint32_t keys, uint32_t queries)
     for (int i = 0; i < DIM / 16; i++) {
         uint64_t a = ptx_operand_at(first_a, i / 4 * KEY_PANEL + i % 4 * 32);
         uint64_t b = ptx_operand_at(first_b, i / 4 * QUERY_PANEL + i % 4 * 32);
-        int add = i > 0;
-        PTX_WGMMA_SHARED_64(TYPE, 0, 0);
+        wgmma_64_ss(d, a, b, i > 0);
     }
 }
 
@@ -103,10 +102,7 @@ PTX_INLINE void gradient(float *d, const uint32_t *weights, uint32_t queries)
     uint64_t first_b = ptx_operand(queries, QUERY_PANEL);
 #pragma unroll
     for (int i = 0; i < 4; i++) {
-        const uint32_t *a = weights + 4 * i;
-        uint64_t b = ptx_operand_at(first_b, i * 2048);
-        int add = 1;
-        GRADIENT_WGMMA(TYPE, 1);
+        GRADIENT_WGMMA(d, weights + 4 * i, ptx_operand_at(first_b, i * 2048));
     }
 }
 
@@ -124,8 +120,7 @@ PTX_INLINE void query_gradient(float *d, uint32_t ds, uint32_t k)
     for (int i = 0; i < KEYS / 16; i++) {
         uint64_t a = ptx_operand_at(first_a, i * 2048);
         uint64_t b = ptx_operand_at(first_b, i * 2048);
-        int add = i > 0;
-        PTX_WGMMA_SHARED_64(TYPE, 1, 1);
+        wgmma_64_tt(d, a, b, i > 0);
     }
 }
 

@@ -59,8 +59,7 @@ PTX_INLINE void scores(float *d, const uint8_t *keys, uint32_t queries)
     for (int i = 0; i < DIM / 16; i++) {
         uint64_t a = ptx_operand_at(first_a, i / 4 * KEY_PANEL + i % 4 * 32);
         uint64_t b = ptx_operand_at(first_b, i / 4 * QUERY_PANEL + i % 4 * 32);
-        int add = i > 0;
-        PTX_WGMMA_SHARED_32(TYPE, 0, 0);
+        wgmma_32_ss(d, a, b, i > 0);
     }
 }
 
@@ -74,8 +73,7 @@ PTX_INLINE void gradient(float *d, const uint8_t *weights, uint32_t queries)
     for (int i = 0; i < QUERIES / 16; i++) {
         uint64_t a = ptx_operand_at(first_a, i * 32);
         uint64_t b = ptx_operand_at(first_b, i * 2048);
-        int add = 1;
-        PTX_WGMMA_SHARED_128(TYPE, 0, 1);
+        wgmma_128_st(d, a, b, 1);
     }
 }
 
@@ -89,8 +87,7 @@ PTX_INLINE void query_gradient(float *d, const uint8_t *ds, const uint8_t *k, in
     for (int i = 0; i < KEYS / 16; i++) {
         uint64_t a = ptx_operand_at(first_a, i * 2048);
         uint64_t b = ptx_operand_at(first_b, i * 2048);
-        int add = i > 0;
-        PTX_WGMMA_SHARED_64(TYPE, 1, 1);
+        wgmma_64_tt(d, a, b, i > 0);
     }
 }
 

@@ -5,13 +5,12 @@
 #ifndef ATTN_FLASH_BACKWARD_TYPE_CUH
 #define ATTN_FLASH_BACKWARD_TYPE_CUH
 
-#include "kernel/cuda/ptx.cuh"
-
 #ifdef F16
 #define TYPE "f16"
 #else
 #define TYPE "bf16"
 #endif
+#include "kernel/cuda/wgmma.cuh"
 
 PTX_INLINE uint32_t pack(float low, float high)
 {

@@ -42,7 +42,7 @@ PTX_INLINE void product_o(float *o, const uint32_t *weights, uint32_t v)
     const uint32_t b = __shfl_sync(0xffffffffU, low_word(v, KEY_PANEL), 0);
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        CAT(wgmma_, HEAD_DIM, _rs)(o, weights + 4 * i, operand(b, i * 2048));
+        CAT(wgmma_, HEAD_DIM, _rt)(o, weights + 4 * i, operand(b, i * 2048));
     }
 }
 

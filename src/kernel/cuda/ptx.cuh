@@ -79,6 +79,22 @@ PTX_INLINE void ptx_arrive(int id, int threads)
     asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+/* Waits for all of them; true for all if `flag` was for one. */
+PTX_INLINE bool ptx_sync_or(int id, int threads, bool flag)
+{
+    uint32_t any;
+    asm volatile("{\n"
+                 ".reg .pred in, out;\n"
+                 "setp.ne.u32 in, %3, 0;\n"
+                 "barrier.red.or.pred.aligned out, %1, %2, in;\n"
+                 "selp.u32 %0, 1, 0, out;\n"
+                 "}"
+                 : "=r"(any)
+                 : "r"(id), "r"(threads), "r"((uint32_t)flag)
+                 : "memory");
+    return any != 0;
+}
+
 /* ---- copies ---- */
 
 PTX_INLINE void ptx_prefetch_map(const void *map)
@@ -92,6 +108,21 @@ PTX_INLINE void ptx_load_tile_5d(uint32_t shared, const void *map, uint32_t barr
                  " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
                  "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
                  : "memory");
+}
+/* A box of a tensor of 4 dimensions to shared memory; policy: of the second-level cache, as made below. */
+PTX_INLINE void ptx_load_tile_4d(uint32_t to, const void *map, uint32_t barrier, int x, int y, int z, int w, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+                 : "memory");
+}
+/* For what is read once. */
+PTX_INLINE uint64_t ptx_evict_first(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
 }
 /* bytes: a multiple of 16; both addresses 16-byte aligned */
 PTX_INLINE void ptx_load_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
@@ -213,119 +244,6 @@ PTX_INLINE float ptx_unpack_f16(uint16_t half)
 #define PTX_REGISTERS_MORE(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 " #n ";")
 #define PTX_REGISTERS_LESS(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 " #n ";")
 
-/* registers written before, the products after */
-PTX_INLINE void ptx_wgmma_fence(void)
-{
-    asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
-}
-PTX_INLINE void ptx_wgmma_commit(void)
-{
-    asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
-}
-#define PTX_WGMMA_WAIT(n) asm volatile("wgmma.wait_group.sync.aligned " #n ";" ::: "memory")
-
-/* Keeps the compiler from moving reads of an accumulator, `count` registers, above this point. */
-PTX_INLINE void ptx_hold(float *accumulator, int count)
-{
-#pragma unroll
-    for (int i = 0; i < count; i++) {
-        asm volatile("" : "+f"(accumulator[i])::"memory");
-    }
-}
-
-/* The high word of an operand's descriptor (128-byte swizzle), from the bytes between groups of 8 rows. */
-#define PTX_PANEL_ROWS_HIGH (0x40000000u | 1024u >> 4)
-/*
- * A descriptor.  Along k: address of the panel's first row, plus 32 bytes for each 16 columns.  Across k (the
- * matrix is transposed as it is read): address of the first row, plus 2048 bytes for each 16 rows; `panel` is then
- * the bytes from a panel to the next.
- */
-PTX_INLINE uint64_t ptx_operand(uint32_t shared, uint32_t panel)
-{
-    uint32_t low = (shared & 0x3ffffu) >> 4 | panel >> 4 << 16;
-    return (uint64_t)PTX_PANEL_ROWS_HIGH << 32 | low;
-}
-/* the same, `bytes` further on in shared memory */
-PTX_INLINE uint64_t ptx_operand_at(uint64_t operand, uint32_t bytes)
-{
-    return (uint64_t)PTX_PANEL_ROWS_HIGH << 32 | ((uint32_t)operand + (bytes >> 4));
-}
-
-/*
- * D = A B + (add ? D : 0), 64 x N += 64 x 16 x N, fp32 accumulators.
- * Thread t of warp w holds of columns 8 i + 2 (t % 4) + {0, 1}: d[4 i + {0, 1}] in row 16 w + t / 4, d[4 i + {2, 3}]
- * eight rows below.  A from registers: a[{0, 2}] in the first of these rows, a[{1, 3}] in the second, columns
- * 2 (t % 4) and 8 more.
- * across_a, across_b: the operand's panels are read across k.
- */
-#define PTX_ACCUMULATORS_16(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15])
-#define PTX_ACCUMULATORS_32(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31])
-#define PTX_ACCUMULATORS_64(d) "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]), "+f"(d[4]), "+f"(d[5]), "+f"(d[6]), "+f"(d[7]), "+f"(d[8]), "+f"(d[9]), "+f"(d[10]), "+f"(d[11]), "+f"(d[12]), "+f"(d[13]), "+f"(d[14]), "+f"(d[15]), "+f"(d[16]), "+f"(d[17]), "+f"(d[18]), "+f"(d[19]), "+f"(d[20]), "+f"(d[21]), "+f"(d[22]), "+f"(d[23]), "+f"(d[24]), "+f"(d[25]), "+f"(d[26]), "+f"(d[27]), "+f"(d[28]), "+f"(d[29]), "+f"(d[30]), "+f"(d[31]), "+f"(d[32]), "+f"(d[33]), "+f"(d[34]), "+f"(d[35]), "+f"(d[36]), "+f"(d[37]), "+f"(d[38]), "+f"(d[39]), "+f"(d[40]), "+f"(d[41]), "+f"(d[42]), "+f"(d[43]), "+f"(d[44]), "+f"(d[45]), "+f"(d[46]), "+f"(d[47]), "+f"(d[48]), "+f"(d[49]), "+f"(d[50]), "+f"(d[51]), "+f"(d[52]), "+f"(d[53]), "+f"(d[54]), "+f"(d[55]), "+f"(d[56]), "+f"(d[57]), "+f"(d[58]), "+f"(d[59]), "+f"(d[60]), "+f"(d[61]), "+f"(d[62]), "+f"(d[63])
-#define PTX_NAMES_16 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}"
-#define PTX_NAMES_32 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
-#define PTX_NAMES_64 "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, %16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, %32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, %48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}"
-#define PTX_WGMMA_SHARED_32(type, across_a, across_b)                        \
-    asm volatile("{\n"                                                       \
-                 ".reg .pred p;\n"                                            \
-                 "setp.ne.b32 p, %18, 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " PTX_NAMES_16   \
-                 ", %16, %17, p, 1, 1, " #across_a ", " #across_b ";\n"   \
-                 "}"                                                          \
-                 : PTX_ACCUMULATORS_16(d)                                     \
-                 : "l"(a), "l"(b), "r"(add)                                    \
-                 : "memory")
-#define PTX_WGMMA_REGISTERS_32(type, across_b)                             \
-    asm volatile("{\n"                                                       \
-                 ".reg .pred p;\n"                                            \
-                 "setp.ne.b32 p, %21, 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n32k16.f32." type "." type " " PTX_NAMES_16   \
-                 ", {%16, %17, %18, %19}, %20, p, 1, 1, " #across_b ";\n"   \
-                 "}"                                                          \
-                 : PTX_ACCUMULATORS_16(d)                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)                                    \
-                 : "memory")
-#define PTX_WGMMA_SHARED_64(type, across_a, across_b)                        \
-    asm volatile("{\n"                                                       \
-                 ".reg .pred p;\n"                                            \
-                 "setp.ne.b32 p, %34, 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " PTX_NAMES_32   \
-                 ", %32, %33, p, 1, 1, " #across_a ", " #across_b ";\n"   \
-                 "}"                                                          \
-                 : PTX_ACCUMULATORS_32(d)                                     \
-                 : "l"(a), "l"(b), "r"(add)                                    \
-                 : "memory")
-#define PTX_WGMMA_REGISTERS_64(type, across_b)                             \
-    asm volatile("{\n"                                                       \
-                 ".reg .pred p;\n"                                            \
-                 "setp.ne.b32 p, %37, 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n64k16.f32." type "." type " " PTX_NAMES_32   \
-                 ", {%32, %33, %34, %35}, %36, p, 1, 1, " #across_b ";\n"   \
-                 "}"                                                          \
-                 : PTX_ACCUMULATORS_32(d)                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)                                    \
-                 : "memory")
-#define PTX_WGMMA_SHARED_128(type, across_a, across_b)                        \
-    asm volatile("{\n"                                                       \
-                 ".reg .pred p;\n"                                            \
-                 "setp.ne.b32 p, %66, 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " PTX_NAMES_64   \
-                 ", %64, %65, p, 1, 1, " #across_a ", " #across_b ";\n"   \
-                 "}"                                                          \
-                 : PTX_ACCUMULATORS_64(d)                                     \
-                 : "l"(a), "l"(b), "r"(add)                                    \
-                 : "memory")
-#define PTX_WGMMA_REGISTERS_128(type, across_b)                             \
-    asm volatile("{\n"                                                       \
-                 ".reg .pred p;\n"                                            \
-                 "setp.ne.b32 p, %69, 0;\n"                                \
-                 "wgmma.mma_async.sync.aligned.m64n128k16.f32." type "." type " " PTX_NAMES_64   \
-                 ", {%64, %65, %66, %67}, %68, p, 1, 1, " #across_b ";\n"   \
-                 "}"                                                          \
-                 : PTX_ACCUMULATORS_64(d)                                     \
-                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(add)                                    \
-                 : "memory")
-
-/* threadIdx.x, read anew each time: what follows from it need not stay in registers from one use to the next */
 /* ---- copies of a thread from global to shared memory, without a register ---- */
 /* `bytes` of 16, the rest becomes 0; from 16-byte aligned memory */
 PTX_INLINE void ptx_copy_16(uint32_t shared, const void *global, int bytes)
@@ -342,7 +260,13 @@ PTX_INLINE void ptx_copy_commit(void)
 }
 /* until all but the latest n groups of this thread are there */
 #define PTX_COPY_WAIT(n) asm volatile("cp.async.wait_group " #n ";" ::: "memory")
+PTX_INLINE void ptx_copy_wait_all(void)
+{
+    asm volatile("cp.async.wait_all;" ::: "memory");
+}
+
 /* ---- products of a warp ---- */
+
 /* d[16 x 8] += a[16 x 8] b[8 x 8].  Lane 4 g + t holds of a (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); of b (t, g),
  * (t + 4, g); of d (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).  The last 13 bits of a and b are cut off. */
 PTX_INLINE void ptx_mma_tf32(float *d, const uint32_t *a, const uint32_t *b)
