@@ -13,12 +13,13 @@
 
 #include <string.h>
 
-#include "kernel/cuda/driver.h"
 #include "kernel/cuda/flash_backward_params.h"
+#include "kernel/cuda/map.h"
 
 enum { ALIGN = 256, ROW_THREADS = 256, MAIN_THREADS = 384, ROW_BLOCKS = 8, HEADS_IN_L2 = 24 << 20 };
 
 _Static_assert(sizeof(attn__backward_map) == sizeof(CUtensorMap), "a tensor map is opaque to the kernels");
+_Static_assert((int)ATTN__BACKWARD_RAGGED == (int)ATTN__MAP_RAGGED, "one trick, one number");
 
 /* ---- shapes ---- */
 
@@ -61,20 +62,6 @@ static int64_t slots_of(const attn__cuda_call *call, const variant *v)
                               : attn__ceil_div(call->tokens_q, v->queries) * call->batch;
 }
 
-static bool aligned(const attn__cuda_tensor *t, size_t size)
-{
-    int64_t step = (int64_t)(16 / size);
-    return ((uintptr_t)t->data & 15) == 0 && t->batch % step == 0 && t->head % step == 0 &&
-           t->token % step == 0;
-}
-
-static bool input_fits(const attn__cuda_tensor *t)
-{
-    int64_t most = (int64_t)1 << 32; /* the copy engine's strides are below 2^40 bytes */
-    return aligned(t, 2) && t->batch >= 0 && t->head >= 0 && t->token >= 0 && t->batch < most * 64 &&
-           t->head < most * 64 && t->token < most;
-}
-
 static const char *shape_rejects(const attn__cuda_call *call)
 {
     if (call->dim_qk % 8 != 0 || call->dim_v % 8 != 0 || call->dim_qk < 8 || call->dim_v < 8 ||
@@ -107,16 +94,16 @@ const char *attn__flash_backward_rejects(const attn__cuda_call *call)
         return "gradients are fp32, or of the dtype of q, k and v";
     }
     size_t size = attn_dtype_size(call->dtype_out);
-    if (!input_fits(&call->q) || !input_fits(&call->k) || !input_fits(&call->v) || !input_fits(&call->dout) ||
-        (call->delta.data == NULL && !aligned(&call->o, size))) {
+    if (!attn__cuda_map_fits(&call->q) || !attn__cuda_map_fits(&call->k) || !attn__cuda_map_fits(&call->v) ||
+        !attn__cuda_map_fits(&call->dout) ||
+        (call->delta.data == NULL && !attn__cuda_aligned(&call->o, size))) {
         return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, "
-               "heads "
-               "and tokens";
+               "heads and tokens";
     }
-    if (!aligned(&call->dq, size) || !aligned(&call->dk, size) || !aligned(&call->dv, size)) {
+    if (!attn__cuda_aligned(&call->dq, size) || !attn__cuda_aligned(&call->dk, size) ||
+        !attn__cuda_aligned(&call->dv, size)) {
         return "dq, dk and dv must begin at a multiple of 16 bytes, and so must each of their batches, heads "
-               "and "
-               "tokens";
+               "and tokens";
     }
     return shape_rejects(call);
 }
@@ -157,38 +144,6 @@ size_t attn__flash_backward_workspace(const attn__cuda_call *call, const attn__c
 }
 
 /* ---- parameters ---- */
-
-/* Strides in bytes; a dimension of one element may have any, so it gets one that is fine. */
-static uint64_t stride_of(int64_t count, int64_t stride)
-{
-    return count > 1 ? (uint64_t)stride * 2 : 16;
-}
-
-static attn_status make_map(attn__backward_map *map, const attn__cuda_call *call, const attn__cuda_tensor *t,
-                            int64_t dim, int64_t heads, int64_t tokens, bool ragged, int rows, void *anything)
-{
-    uint64_t token = stride_of(2, t->token);
-    uint64_t far = (uint64_t)1 << 34;
-    cuuint64_t sizes[5] = {(cuuint64_t)dim, (cuuint64_t)attn__max(tokens, 1), (cuuint64_t)attn__max(heads, 1),
-                           (cuuint64_t)attn__max(call->batch, 1), 1};
-    cuuint64_t strides[4] = {token, stride_of(heads, t->head), stride_of(call->batch, t->batch), 16};
-    if (ragged) {
-        sizes[1] = ATTN__BACKWARD_RAGGED;
-        sizes[3] = sizes[4] = 0x7fff0000;
-        strides[2] = token;
-        strides[3] = far - token;
-    } else if (tokens <= 1) {
-        strides[0] = 512;
-    }
-    cuuint32_t box[5] = {64, (cuuint32_t)rows, 1, 1, 1}, steps[5] = {1, 1, 1, 1, 1};
-    CUtensorMap made;
-    ATTN__CUDA_TRY(attn__cuda.tensor_map(
-        &made, call->dtype == ATTN_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        5, t->data != NULL ? t->data : anything, sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE));
-    memcpy(map, &made, sizeof made);
-    return ATTN_OK;
-}
 
 static attn__backward_tensor tensor_of(const attn__cuda_tensor *t)
 {
@@ -251,6 +206,29 @@ static void fill_workspace(attn__backward_params *p, const attn__cuda_call *call
     p->next = (int32_t *)(void *)(workspace + at.next);
 }
 
+static attn_status fill_maps(attn__backward_params *p, const attn__cuda_call *call, void *anything)
+{
+    const variant *v = variant_of(call);
+    const struct {
+        attn__backward_map *map;
+        const attn__cuda_tensor *tensor;
+        int64_t dim, heads, tokens;
+        int rows;
+    } maps[] = {
+        {&p->q, &call->q, call->dim_qk, call->heads_q, call->tokens_q, v->queries},
+        {&p->dout, &call->dout, call->dim_v, call->heads_q, call->tokens_q, v->queries},
+        {&p->k, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, v->keys},
+        {&p->v, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, v->keys},
+    };
+    for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
+        CUtensorMap map;
+        ATTN__TRY(attn__cuda_map(&map, call->dtype, maps[i].tensor, maps[i].dim, maps[i].heads,
+                                 maps[i].tokens, call->batch, call->cu_q != NULL, maps[i].rows, anything));
+        memcpy(maps[i].map, &map, sizeof map);
+    }
+    return ATTN_OK;
+}
+
 static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
                         const attn__cuda_device *device, void *workspace)
 {
@@ -280,15 +258,7 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
     p->tiles = (int32_t)(p->tiles_kv * call->batch * call->heads_kv);
     p->accumulate = call->accumulate;
     p->out_f32 = call->dtype_out == ATTN_F32;
-    bool ragged_q = call->cu_q != NULL, ragged_kv = call->cu_kv != NULL;
-    ATTN__TRY(make_map(&p->q, call, &call->q, call->dim_qk, call->heads_q, call->tokens_q, ragged_q,
-                       v->queries, workspace));
-    ATTN__TRY(make_map(&p->dout, call, &call->dout, call->dim_v, call->heads_q, call->tokens_q, ragged_q,
-                       v->queries, workspace));
-    ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, ragged_kv,
-                       v->keys, workspace));
-    return make_map(&p->v, call, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, ragged_kv, v->keys,
-                    workspace);
+    return fill_maps(p, call, workspace);
 }
 
 /* ---- launches ---- */

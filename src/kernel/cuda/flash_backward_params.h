@@ -35,13 +35,7 @@ enum {
     ATTN__BACKWARD_TOKENS =
         1 << 28,                  /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
     ATTN__BACKWARD_FAR = 1 << 30, /* an unbounded side of the band */
-    /*
-     * Ragged batches.  A token coordinate counts up to RAGGED, so that the copy engine itself puts zeros
-     * behind the end of a sequence: token i of a sequence of n that begins at token c is coordinates RAGGED -
-     * n + i, c + n and RAGGED along three dimensions of strides s, s and 2^34 - s: RAGGED * 2^34 = 2^64 is
-     * nothing.
-     */
-    ATTN__BACKWARD_RAGGED = 1 << 30,
+    ATTN__BACKWARD_RAGGED = 1 << 30, /* = ATTN__MAP_RAGGED, which see (map.h) */
 };
 
 typedef struct attn__backward_params {

@@ -13,9 +13,10 @@ bool attn__cuda_aligned(const attn__cuda_tensor *t, size_t size)
 
 bool attn__cuda_map_fits(const attn__cuda_tensor *t)
 {
-    const int64_t most = INT64_C(1) << 38; /* elements: strides stay below 2^40 bytes */
+    /* elements: strides stay below 2^40 bytes, and a ragged array's tokens below 2^34 (attn__cuda_map) */
+    const int64_t most = INT64_C(1) << 38, token_most = INT64_C(1) << 32;
     return attn__cuda_aligned(t, 2) && t->batch >= 0 && t->head >= 0 && t->token >= 0 && t->batch < most &&
-           t->head < most && t->token < most;
+           t->head < most && t->token < token_most;
 }
 
 /* In bytes; a dimension of one element may have any stride, so it gets one that is fine. */
