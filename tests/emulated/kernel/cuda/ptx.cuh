@@ -43,6 +43,10 @@ PTX_INLINE int ptx_thread(void)
 {
     return (int)machine_thread();
 }
+PTX_INLINE int ptx_thread_signed(void)
+{
+    return (int)machine_thread();
+}
 PTX_INLINE void ptx_copy_16(uint32_t to, const void *global, int bytes)
 {
     machine_aligned((uintptr_t)global | to);
