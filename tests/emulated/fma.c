@@ -1,0 +1,247 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fma.c - the fp32 rows of the CUDA kernel table without a GPU: launcher and kernels on the machine of
+ * machine.h, over random problems in random layouts, each array flush against an unreadable page, against the
+ * fp64 reference.
+ */
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "backward_case.h"
+#include "emulated/machine.h"
+#include "engine_case.h"
+#include "kernel/cuda/driver.h"
+#include "kernel/cuda/rows.h"
+
+/* ---- the driver ---- */
+
+static CUresult push(CUcontext context)
+{
+    (void)context;
+    return CUDA_SUCCESS;
+}
+static CUresult pop(CUcontext *context)
+{
+    *context = NULL;
+    return CUDA_SUCCESS;
+}
+static CUresult load(CUmodule *module, const void *image)
+{
+    static char any;
+    (void)image;
+    *module = (void *)&any;
+    return CUDA_SUCCESS;
+}
+static CUresult function(CUfunction *found, CUmodule module, const char *name)
+{
+    const machine_kernel *kernel = machine_find(name);
+    (void)module;
+    memcpy(found, &kernel, sizeof *found);
+    return kernel == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
+}
+static CUresult set(CUfunction of, CUfunction_attribute attribute, int value)
+{
+    (void)of, (void)attribute;
+    return value <= 232448 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **params, void **extra)
+{
+    (void)extra;
+    machine_run((const void *)of, config->gridDimX, config->blockDimX, params[0]);
+    return CUDA_SUCCESS;
+}
+static CUresult fill(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
+{
+    (void)stream;
+    memset((void *)(uintptr_t)to, value, bytes);
+    return CUDA_SUCCESS;
+}
+
+static const attn__cuda_device device = {.ordinal = 0, .major = 9, .sms = 2};
+
+static int install(void **state)
+{
+    (void)state;
+    attn__cuda.context_push = push, attn__cuda.context_pop = pop;
+    attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
+    attn__cuda.launch = launch, attn__cuda.memset_async = fill;
+    return 0;
+}
+
+/* ---- calls ---- */
+
+static attn__cuda_tensor tensor_of(const case_tensor *x)
+{
+    return (attn__cuda_tensor){x->t.data, x->size[0] == 1 ? 0 : x->stride[0], x->stride[1], x->stride[2]};
+}
+
+static attn__cuda_call call_of(const attn_problem *p, const int64_t *cu_q, const int64_t *cu_kv)
+{
+    const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
+    return (attn__cuda_call){
+        .dtype = p->dtype,
+        .dtype_out = p->dtype_out,
+        .batch = p->batch,
+        .heads_q = p->heads_q,
+        .heads_kv = p->heads_kv,
+        .tokens_q = p->tokens_q,
+        .tokens_kv = p->tokens_kv,
+        .dim_qk = p->dim_qk,
+        .dim_v = p->dim_v,
+        .scale = (float)p->scale,
+        .left = window && p->window_left >= 0 ? p->window_left : attn__unbounded,
+        .right = causal                           ? 0
+                 : window && p->window_right >= 0 ? p->window_right
+                                                  : attn__unbounded,
+        .cu_q = cu_q,
+        .cu_kv = cu_kv,
+        .total_q = cu_q == NULL ? p->batch * p->tokens_q : cu_q[p->batch],
+        .total_kv = cu_kv == NULL ? p->batch * p->tokens_kv : cu_kv[p->batch],
+    };
+}
+
+/* With a poisoned workspace of exactly its size. */
+static void run(const attn__cuda_kernel *kernel, const attn__cuda_call *call, bool backward)
+{
+    check_buffer workspace;
+    size_t bytes =
+        backward ? kernel->backward_workspace(call, &device) : kernel->forward_workspace(call, &device);
+    check_buffer_open(&workspace, bytes, 256, true);
+    assert_int_equal(backward ? kernel->backward(call, &device, workspace.data, NULL)
+                              : kernel->forward(call, &device, workspace.data, NULL),
+                     ATTN_OK);
+    check_buffer_close(&workspace);
+}
+
+/* Dims one after another are all that the kernels take. */
+static bool dense(const case_tensor *x)
+{
+    return x->stride[3] == 1;
+}
+
+/* ---- tests ---- */
+
+/* Some of the dims of each kernel. */
+static void pick_dims(attn_problem *p, uint64_t *seed, int64_t most)
+{
+    p->dim_qk =
+        check_between(seed, 1, 2) == 1 ? most - check_between(seed, 0, 5) : check_between(seed, 1, most);
+    p->dim_v = check_between(seed, 1, 2) == 1 ? p->dim_qk : check_between(seed, 1, most);
+}
+
+static void forward_cases(const attn__cuda_kernel *kernel, int64_t most_dim, int count)
+{
+    uint64_t seed = (uint64_t)most_dim;
+    for (int done = 0; done < count;) {
+        sequence_case c = {.problem = case_problem(&seed, 200)};
+        char what[1000];
+        pick_dims(&c.problem, &seed, most_dim);
+        if (check_between(&seed, 1, 3) == 1) {
+            c.problem.batch = 4;
+            c.cu_q = case_lengths(&seed, 4, c.problem.tokens_q);
+            c.cu_kv = case_lengths(&seed, 4, c.problem.tokens_kv);
+        }
+        sequence_case_open(&c, check_random(&seed));
+        attn__cuda_call call = call_of(&c.problem, c.cu_q, c.cu_kv);
+        if (dense(&c.q) && dense(&c.k) && dense(&c.v) && dense(&c.o) &&
+            kernel->rejects(&call, false) == NULL) {
+            call.q = tensor_of(&c.q), call.k = tensor_of(&c.k), call.v = tensor_of(&c.v);
+            call.o = tensor_of(&c.o), call.lse = tensor_of(&c.lse);
+            run(kernel, &call, false);
+            attn_problem_print(&c.problem, what, sizeof what);
+            sequence_case_compare(&c, what);
+            done++;
+        }
+        sequence_case_close(&c);
+    }
+}
+
+static void forward_is_right(void **state)
+{
+    (void)state;
+    forward_cases(&attn__cuda_fma_sm90, 64, 6);
+    forward_cases(&attn__cuda_fma_sm90, 128, 4);
+    forward_cases(&attn__cuda_fma_sm90, 256, 2);
+    forward_cases(&attn__cuda_fma_sm90, 512, 2);
+}
+
+static void tf32x3_is_right(void **state)
+{
+    (void)state;
+    forward_cases(&attn__cuda_tf32x3_sm90, 64, 3);
+    forward_cases(&attn__cuda_tf32x3_sm90, 128, 3);
+}
+
+/* to holds what from holds */
+static void copy_rows(case_tensor *to, const case_tensor *from)
+{
+    for (int64_t i = 0; i < case_tensor_rows(to); i++) {
+        const case_row at = case_tensor_row(to, i);
+        for (int64_t d = 0; d < to->size[3]; d++) {
+            case_tensor_set(to, at.batch, at.head, at.token, d,
+                            case_tensor_get(from, at.batch, at.head, at.token, d));
+        }
+    }
+}
+
+static void run_backward(backward_case *c)
+{
+    const attn__cuda_tensor none = {NULL, 0, 0, 0};
+    attn__cuda_call call = call_of(&c->problem, c->cu_q, c->cu_kv);
+    char what[1000];
+    copy_rows(&c->dq, &c->dq0), copy_rows(&c->dk, &c->dk0), copy_rows(&c->dv, &c->dv0);
+    call.q = tensor_of(&c->q), call.k = tensor_of(&c->k), call.v = tensor_of(&c->v);
+    call.dout = tensor_of(&c->dout), call.lse = tensor_of(&c->lse);
+    call.o = c->give_delta ? none : tensor_of(&c->o);
+    call.delta = c->give_delta ? tensor_of(&c->delta) : none;
+    call.dq = c->no_dq ? none : tensor_of(&c->dq);
+    call.dk = c->no_dk ? none : tensor_of(&c->dk);
+    call.dv = c->no_dv ? none : tensor_of(&c->dv);
+    call.accumulate = c->accumulate;
+    run(&attn__cuda_fma_sm90, &call, true);
+    attn_problem_print(&c->problem, what, sizeof what);
+    backward_case_compare(c, what);
+}
+
+static void backward_cases(int64_t most_dim, int count)
+{
+    uint64_t seed = (uint64_t)most_dim;
+    for (int done = 0; done < count;) {
+        backward_case c = backward_case_random(&seed, most_dim <= 64 ? 400 : 200);
+        pick_dims(&c.problem, &seed, most_dim);
+        c.problem.heads_q = c.problem.heads_kv * (c.problem.heads_q > c.problem.heads_kv ? 2 : 1);
+        backward_case_open(&c, check_random(&seed));
+        if (dense(&c.q) && dense(&c.k) && dense(&c.v) && dense(&c.o) && dense(&c.dout) && dense(&c.dq) &&
+            dense(&c.dk) && dense(&c.dv)) {
+            run_backward(&c);
+            done++;
+        }
+        backward_case_close(&c);
+    }
+}
+
+static void backward_is_right(void **state)
+{
+    (void)state;
+    backward_cases(64, 4);
+    backward_cases(128, 3);
+    backward_cases(256, 2);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(forward_is_right),
+        cmocka_unit_test(tf32x3_is_right),
+        cmocka_unit_test(backward_is_right),
+    };
+    return cmocka_run_group_tests(tests, install, NULL);
+}

@@ -1,0 +1,106 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * ptx.cuh - in place of the header of this name: its functions, as far as the kernels that machine.h runs use them.
+ */
+#ifndef ATTN_TESTS_PTX_CUH
+#define ATTN_TESTS_PTX_CUH
+
+#define PTX_INLINE static inline
+
+extern "C" {
+float attn__f16_to_f32(uint16_t half);
+uint16_t attn__f32_to_f16(float x);
+uint16_t attn__f32_to_bf16(float x);
+}
+
+/* What the GPU would refuse. */
+PTX_INLINE void machine_aligned(uintptr_t address)
+{
+    if (address % 16 != 0) {
+        fprintf(stderr, "a copy of 16 bytes that is not aligned\n");
+        abort();
+    }
+}
+
+PTX_INLINE uint32_t ptx_shared(const void *pointer)
+{
+    return (uint32_t)((const char *)pointer - shared);
+}
+PTX_INLINE void ptx_add_f32x4(float *global, float a, float b, float c, float d)
+{
+    machine_aligned((uintptr_t)global);
+    global[0] += a, global[1] += b, global[2] += c, global[3] += d;
+}
+PTX_INLINE int ptx_load_acquire(const int *global)
+{
+    return *global;
+}
+PTX_INLINE float ptx_exp2(float x)
+{
+    return exp2f(x);
+}
+PTX_INLINE int ptx_thread(void)
+{
+    return (int)machine_thread();
+}
+PTX_INLINE int ptx_thread_signed(void)
+{
+    return (int)machine_thread();
+}
+PTX_INLINE void ptx_copy_16(uint32_t to, const void *global, int bytes)
+{
+    machine_aligned((uintptr_t)global | to);
+    machine_copy(to, global, bytes, 16);
+}
+PTX_INLINE void ptx_copy_4(uint32_t to, const void *global, int bytes)
+{
+    machine_copy(to, global, bytes, 4);
+}
+PTX_INLINE void ptx_copy_commit(void)
+{
+    machine_commit();
+}
+#define PTX_COPY_WAIT(n) machine_wait(n)
+
+PTX_INLINE float ptx_min_nan(float a, float b)
+{
+    return a != a ? a : b != b || b < a ? b : a;
+}
+PTX_INLINE float ptx_from_f16(uint16_t x)
+{
+    return attn__f16_to_f32(x);
+}
+PTX_INLINE uint16_t ptx_to_f16(float x)
+{
+    return attn__f32_to_f16(x);
+}
+PTX_INLINE uint16_t ptx_to_bf16(float x)
+{
+    return attn__f32_to_bf16(x);
+}
+
+/* Number i of what lane `lane` gave to the product below, as the tensor cores take it. */
+PTX_INLINE double machine_tf32(const char *warp, int lane, int i)
+{
+    uint32_t bits;
+    memcpy(&bits, warp + lane * 64 + 4 * i, sizeof bits);
+    return (double)__uint_as_float(bits & 0xffffe000u);
+}
+PTX_INLINE void ptx_mma_tf32(float *d, const uint32_t *a, const uint32_t *b)
+{
+    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
+    const char *warp = machine_exchange(mine, sizeof mine);
+    const int lane = (int)(machine_thread() % 32);
+    for (int i = 0; i < 4; i++) {
+        const int row = i / 2, column = lane % 4 * 2 + i % 2; /* row: 8 of them further */
+        double sum = (double)d[i];
+        for (int k = 0; k < 8; k++) {
+            sum += machine_tf32(warp, lane / 4 * 4 + k % 4, row + k / 4 * 2) *
+                   machine_tf32(warp, column * 4 + k % 4, 4 + k / 4);
+        }
+        d[i] = (float)sum;
+    }
+    machine_sync_warp();
+}
+
+#endif

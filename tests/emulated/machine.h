@@ -1,0 +1,123 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * machine.h - one multiprocessor, played by the CPU: runs the source of a CUDA kernel thread by thread, so
+ * that kernels without instructions of the tensor engine are tested where there is no GPU.
+ *
+ * METHOD.  The kernel is compiled as C++ with CUDA's words as macros (this header) and PTX's as functions
+ * (kernel/cuda/ptx.cuh beside this).  Each thread of a block is a coroutine that runs until a barrier; the
+ * order in which they go on changes all the time.  Copies to shared memory arrive when the thread waits for
+ * them, and not before.  Blocks run one after the other.  So what is found is wrong indices, wrong sums, and
+ * most missing barriers and waits; not what happens between blocks, nor alignment of plain loads.
+ *
+ * COST.  About 10^8 multiply-adds a second.
+ */
+#ifndef ATTN_TESTS_MACHINE_H
+#define ATTN_TESTS_MACHINE_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+/* A kernel by name, NULL if there is none; and its run. */
+typedef struct machine_kernel machine_kernel;
+const machine_kernel *machine_find(const char *name);
+void machine_run(const machine_kernel *kernel, unsigned grid, unsigned block, const void *params);
+
+#ifdef __cplusplus
+}
+
+#include <cmath>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+
+#include "kernel/cuda/fma_params.h"
+
+/* ---- CUDA's words ---- */
+
+#define __device__
+#define __global__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __shared__
+#define __align__(bytes) __attribute__((aligned(bytes)))
+#define threadIdx        (machine_index{machine_thread()})
+
+struct machine_index {
+    unsigned x;
+};
+extern machine_index blockIdx, gridDim;
+extern char shared[];
+
+unsigned machine_thread();
+void machine_sync();
+bool machine_any(bool value); /* of the block */
+void machine_sync_warp();
+/* What all lanes of the warp gave, 64 bytes apart; until the lane's next machine_sync_warp(). */
+const char *machine_exchange(const void *mine, size_t bytes);
+/* bytes of `from`, then zeros up to `size`, to shared memory */
+void machine_copy(uint32_t to, const void *from, int bytes, int size);
+void machine_commit();
+void machine_wait(size_t groups);
+
+struct float4 {
+    float x, y, z, w;
+};
+static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return float4{x, y, z, w};
+}
+static inline int min(int a, int b)
+{
+    return a < b ? a : b;
+}
+static inline int max(int a, int b)
+{
+    return a > b ? a : b;
+}
+static inline uint32_t __float_as_uint(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+static inline float __uint_as_float(uint32_t bits)
+{
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+static inline float __shfl_xor_sync(unsigned, float x, unsigned mask)
+{
+    float other;
+    memcpy(&other, machine_exchange(&x, sizeof x) + ((machine_thread() % 32) ^ mask) * 64, sizeof other);
+    machine_sync_warp();
+    return other;
+}
+static inline void __syncthreads()
+{
+    machine_sync();
+}
+static inline int __syncthreads_or(bool value)
+{
+    return machine_any(value);
+}
+static inline void __syncwarp()
+{
+    machine_sync_warp();
+}
+static inline void __threadfence() {}
+static inline void __nanosleep(unsigned) {}
+template <class T, class U> static inline T atomicAdd(T *to, U x)
+{
+    const T before = *to;
+    *to = (T)(before + (T)x);
+    return before;
+}
+
+#endif
+#endif
