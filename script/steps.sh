@@ -50,6 +50,14 @@ build()
         step "build $preset" cmake --build --preset "$preset" --parallel "$(cores)"
 }
 
+# no_gpu PROGRAM ARGUMENTS...: says loudly why a program of the GPU tests skips them, and is false where it does not
+no_gpu()
+{
+    gpu_reason=$("$@" 2>/dev/null | sed -n 's/^GPU tests skipped: //p')
+    [ -n "$gpu_reason" ] || return 1
+    printf '\n********  GPU TESTS SKIPPED: %s  ********\n' "$gpu_reason"
+}
+
 finish()
 {
     printf '\n'
