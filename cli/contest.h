@@ -41,6 +41,7 @@ struct contestant {
     bool rounds_scores; /* not ours: scores and weights are rounded to the dtype of the inputs */
     /* NULL, or in text[size] and returned why it cannot do the case */
     const char *(*can_do)(const contestant *self, const contest_case *c, char *text, size_t size);
+    /* The others are NULL where can_do() always has a reason. */
     /* bytes beside the tensors, after can_do() */
     attn_status (*predict)(const contestant *self, const contest_case *c, int64_t *bytes);
     /* *state is freed with free_state(), also after a failure */

@@ -348,6 +348,17 @@ static const char *can_do(const contestant *self, const contest_case *c, char *t
     return NULL;
 }
 
+static const char *isa(const void *state)
+{
+    return ((const naive *)state)->isa;
+}
+
+static const char *peak(const void *state)
+{
+    (void)state;
+    return NULL;
+}
+
 #else
 
 static const char *can_do(const contestant *self, const contest_case *c, char *text, size_t size)
@@ -357,58 +368,17 @@ static const char *can_do(const contestant *self, const contest_case *c, char *t
     return text;
 }
 
-/* Never called: can_do() comes first. */
-static attn_status predict(const contestant *self, const contest_case *c, int64_t *bytes)
-{
-    (void)self, (void)c;
-    *bytes = 0;
-    return ATTN_EUNSUPPORTED;
-}
-
-static attn_status setup(const contestant *self, const contest_case *c, const contest_tensors *t,
-                         void **state)
-{
-    (void)self, (void)c, (void)t;
-    *state = NULL;
-    return ATTN_EUNSUPPORTED;
-}
-
-static attn_status run(void *state, contest_pass pass)
-{
-    (void)state, (void)pass;
-    return ATTN_EUNSUPPORTED;
-}
-
-static void free_naive(void *state)
-{
-    (void)state;
-}
-
 #endif
-
-static const char *isa(const void *state)
-{
-#if ATTN_HAVE_OPENBLAS
-    return ((const naive *)state)->isa;
-#else
-    (void)state;
-    return "";
-#endif
-}
-
-static const char *peak(const void *state)
-{
-    (void)state;
-    return NULL;
-}
 
 const contestant contest_naive = {
     .name = "naive",
     .can_do = can_do,
+#if ATTN_HAVE_OPENBLAS
     .predict = predict,
     .setup = setup,
     .run = run,
     .isa = isa,
     .peak = peak,
     .free_state = free_naive,
+#endif
 };

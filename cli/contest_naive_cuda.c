@@ -222,6 +222,12 @@ static const char *isa(const void *state)
     return product_library();
 }
 
+static const char *peak(const void *state)
+{
+    (void)state;
+    return NULL;
+}
+
 #else
 
 static const char *can_do(const contestant *self, const contest_case *c, char *text, size_t size)
@@ -231,55 +237,18 @@ static const char *can_do(const contestant *self, const contest_case *c, char *t
     return text;
 }
 
-/* Never called: can_do() comes first. */
-static attn_status predict(const contestant *self, const contest_case *c, int64_t *bytes)
-{
-    (void)self, (void)c;
-    *bytes = 0;
-    return ATTN_EUNSUPPORTED;
-}
-
-static attn_status setup(const contestant *self, const contest_case *c, const contest_tensors *t,
-                         void **state)
-{
-    (void)self, (void)c, (void)t;
-    *state = NULL;
-    return ATTN_EUNSUPPORTED;
-}
-
-static attn_status run(void *state, contest_pass pass)
-{
-    (void)state, (void)pass;
-    return ATTN_EUNSUPPORTED;
-}
-
-static void free_naive(void *state)
-{
-    (void)state;
-}
-
-static const char *isa(const void *state)
-{
-    (void)state;
-    return "";
-}
-
 #endif
-
-static const char *peak(const void *state)
-{
-    (void)state;
-    return NULL;
-}
 
 const contestant contest_naive_cuda = {
     .name = "naive",
     .rounds_scores = true,
     .can_do = can_do,
+#if ATTN_HAVE_CUBLASLT
     .predict = predict,
     .setup = setup,
     .run = run,
     .isa = isa,
     .peak = peak,
     .free_state = free_naive,
+#endif
 };

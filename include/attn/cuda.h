@@ -4,8 +4,8 @@
  * and libraries.  Whoever has these does without this header: pointers, streams and contexts are CUDA's
  * (a stream is a CUstream or cudaStream_t; memory and streams are of the GPU's primary context).
  *
- * `gpu` counts in CUDA's own order.  Every call makes that GPU's primary context current for its duration
- * only.  All functions may be called by any thread.  Where there is no CUDA driver, no such GPU, none of the
+ * `gpu` counts in CUDA's own order.  Every call but attn_cuda_use() makes that GPU's primary context current
+ * for its duration only.  All functions may be called by any thread.  Where there is no CUDA driver, no such GPU, none of the
  * Hopper generation, or a library built without CUDA, each fails with ATTN_EUNSUPPORTED and a text that says
  * what is missing.
  */

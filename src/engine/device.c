@@ -3,7 +3,7 @@
  * device.c - plans and executes in the memory of a GPU.
  *
  * The plan opens the device, chooses the kernel and sizes the workspace; an execute fills in the pointers and
- * enqueues.  Everything that costs time, loading kernels included, is the plan's.
+ * enqueues.  The first execute of a kernel in a process loads it.
  */
 #include "engine/engine.h"
 

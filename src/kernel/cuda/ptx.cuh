@@ -132,26 +132,6 @@ PTX_INLINE void ptx_load_bulk(uint32_t shared, const void *global, uint32_t byte
                  "l"(global), "r"(bytes), "r"(barrier)
                  : "memory");
 }
-PTX_INLINE void ptx_add_bulk_f32(void *global, uint32_t shared, uint32_t bytes)
-{
-    asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
-                 "r"(shared), "r"(bytes)
-                 : "memory");
-}
-PTX_INLINE void ptx_bulk_commit(void)
-{
-    asm volatile("cp.async.bulk.commit_group;" ::: "memory");
-}
-/* this thread's bulk stores have read their shared memory */
-PTX_INLINE void ptx_bulk_wait_read(void)
-{
-    asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
-}
-/* this thread's bulk stores are done */
-PTX_INLINE void ptx_bulk_wait(void)
-{
-    asm volatile("cp.async.bulk.wait_group 0;" ::: "memory");
-}
 /* ordinary writes to shared memory, before the copy engine or the tensor cores read it */
 PTX_INLINE void ptx_fence_async(void)
 {
