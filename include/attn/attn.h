@@ -370,15 +370,16 @@ ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds)
  * are not computed again.  On failure the output is undefined, and the spool keeps what is finished.
  *
  * On a GPU, with options.in_memory, it enqueues kernels on io->stream and returns: it waits for nothing and
- * may be captured into a graph, once an execute has loaded the plan's kernels.  workspace, which may be NULL where none is needed, belongs to these kernels
- * until they are done.
+ * may be captured into a graph, once an execute has loaded the plan's kernels.  workspace, which may be NULL
+ * where none is needed, belongs to these kernels until they are done.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace);
 
 /* Removes the plan's finished pieces and manifest from the spool folder, then the folder if it is empty. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_spool_remove(const attn_plan *plan);
 
-/* Plan, allocate, execute and free in one call.  io->q, k, v must be tensors or io->source set. */
+/* Plan, allocate, execute and free in one call.  io->q, k, v must be tensors (on a GPU: in its memory, and
+ * the call waits for it) or io->source set. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, const attn_io *io,
                                                   const attn_options *options);
 

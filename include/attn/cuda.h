@@ -5,9 +5,9 @@
  * (a stream is a CUstream or cudaStream_t; memory and streams are of the GPU's primary context).
  *
  * `gpu` counts in CUDA's own order.  Every call but attn_cuda_use() makes that GPU's primary context current
- * for its duration only.  All functions may be called by any thread.  Where there is no CUDA driver, no such GPU, none of the
- * Hopper generation, or a library built without CUDA, each fails with ATTN_EUNSUPPORTED and a text that says
- * what is missing.
+ * for its duration only.  All functions may be called by any thread.  Where there is no CUDA driver, no such
+ * GPU, none of the Hopper generation, or a library built without CUDA, each fails with ATTN_EUNSUPPORTED and
+ * a text that says what is missing.
  */
 #ifndef ATTN_CUDA_PUBLIC_H
 #define ATTN_CUDA_PUBLIC_H

@@ -13,6 +13,7 @@
 #define ATTN_CUDA_H
 
 #include "base/base.h"
+#include "kernel/cuda/params.h"
 
 /* ---- the device (driver.c) ---- */
 
@@ -43,12 +44,6 @@ attn_status attn__cuda_identity(const attn__cuda_device *device, float *o, int64
                                 void *stream);
 
 /* ---- a problem in device memory ---- */
-
-/* Strides in elements, of batch, head and token; the dims of a row are dense.  data NULL: not there. */
-typedef struct attn__cuda_tensor {
-    void *data;
-    int64_t batch, head, token;
-} attn__cuda_tensor;
 
 static const int64_t attn__unbounded = INT64_MAX; /* of left and right below */
 

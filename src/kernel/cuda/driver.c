@@ -3,8 +3,8 @@
  * driver.c - the CUDA driver, loaded when it is first asked for, and the kernels in it.
  *
  * Of the driver's library only the symbols of driver.h are used, by the names that <cuda.h> gives them, so a
- * driver as new as the toolkit that built this library is enough.  All state is behind one lock.  A plan opens
- * the device; the first launch of a kernel loads it, so that one must come before a capture.
+ * driver as new as the toolkit that built this library is enough.  All state is behind one lock.  A plan
+ * opens the device; the first launch of a kernel loads it, so that one must come before a capture.
  */
 #include "kernel/cuda/driver.h"
 

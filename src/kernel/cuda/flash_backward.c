@@ -18,9 +18,6 @@
 
 enum { ALIGN = 256, ROW_THREADS = 256, MAIN_THREADS = 384, ROW_BLOCKS = 8, HEADS_IN_L2 = 24 << 20 };
 
-_Static_assert(sizeof(attn__backward_map) == sizeof(CUtensorMap), "a tensor map is opaque to the kernels");
-_Static_assert((int)ATTN__BACKWARD_RAGGED == (int)ATTN__MAP_RAGGED, "one trick, one number");
-
 /* ---- shapes ---- */
 
 /* The three kernels of padded dims. */
@@ -68,11 +65,11 @@ static const char *shape_rejects(const attn__cuda_call *call)
         call->dim_qk > 256 || call->dim_v > 256) {
         return "dims must be multiples of 8 up to 256";
     }
-    if (call->tokens_q > ATTN__BACKWARD_TOKENS || call->tokens_kv > ATTN__BACKWARD_TOKENS ||
-        call->total_q > ATTN__BACKWARD_TOKENS || call->total_kv > ATTN__BACKWARD_TOKENS) {
+    if (call->tokens_q > ATTN__TILE_TOKENS || call->tokens_kv > ATTN__TILE_TOKENS ||
+        call->total_q > ATTN__TILE_TOKENS || call->total_kv > ATTN__TILE_TOKENS) {
         return "at most 2^28 tokens";
     }
-    if (call->shifted && (call->shift > ATTN__BACKWARD_TOKENS || call->shift < -ATTN__BACKWARD_TOKENS)) {
+    if (call->shifted && (call->shift > ATTN__TILE_TOKENS || call->shift < -ATTN__TILE_TOKENS)) {
         return "a shift of at most 2^28 tokens";
     }
     const variant *v = variant_of(call);
@@ -145,14 +142,9 @@ size_t attn__flash_backward_workspace(const attn__cuda_call *call, const attn__c
 
 /* ---- parameters ---- */
 
-static attn__backward_tensor tensor_of(const attn__cuda_tensor *t)
-{
-    return (attn__backward_tensor){.data = t->data, .batch = t->batch, .head = t->head, .token = t->token};
-}
-
 static int32_t side_of(int64_t tokens)
 {
-    return (int32_t)attn__max(attn__min(tokens, ATTN__BACKWARD_FAR), -ATTN__BACKWARD_FAR);
+    return (int32_t)attn__max(attn__min(tokens, ATTN__TILE_FAR), -ATTN__TILE_FAR);
 }
 
 /*
@@ -182,16 +174,16 @@ static int32_t together_of(const attn__cuda_call *call, const variant *v, const 
 
 static void fill_tensors(attn__backward_params *p, const attn__cuda_call *call)
 {
-    p->dq = tensor_of(&call->dq);
-    p->dk = tensor_of(&call->dk);
-    p->dv = tensor_of(&call->dv);
-    p->q_rows = tensor_of(&call->q);
-    p->k_rows = tensor_of(&call->k);
-    p->v_rows = tensor_of(&call->v);
-    p->o_rows = tensor_of(&call->o);
-    p->dout_rows = tensor_of(&call->dout);
-    p->lse = tensor_of(&call->lse);
-    p->given_delta = tensor_of(&call->delta);
+    p->dq = call->dq;
+    p->dk = call->dk;
+    p->dv = call->dv;
+    p->q_rows = call->q;
+    p->k_rows = call->k;
+    p->v_rows = call->v;
+    p->o_rows = call->o;
+    p->dout_rows = call->dout;
+    p->lse = call->lse;
+    p->given_delta = call->delta;
     p->cu_q = call->cu_q;
     p->cu_kv = call->cu_kv;
 }
@@ -210,7 +202,7 @@ static attn_status fill_maps(attn__backward_params *p, const attn__cuda_call *ca
 {
     const variant *v = variant_of(call);
     const struct {
-        attn__backward_map *map;
+        attn__tile_map *map;
         const attn__cuda_tensor *tensor;
         int64_t dim, heads, tokens;
         int rows;
@@ -221,10 +213,8 @@ static attn_status fill_maps(attn__backward_params *p, const attn__cuda_call *ca
         {&p->v, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, v->keys},
     };
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
-        CUtensorMap map;
-        ATTN__TRY(attn__cuda_map(&map, call->dtype, maps[i].tensor, maps[i].dim, maps[i].heads,
+        ATTN__TRY(attn__cuda_map(maps[i].map, call->dtype, maps[i].tensor, maps[i].dim, maps[i].heads,
                                  maps[i].tokens, call->batch, call->cu_q != NULL, maps[i].rows, anything));
-        memcpy(maps[i].map, &map, sizeof map);
     }
     return ATTN_OK;
 }

@@ -6,18 +6,7 @@
 #ifndef ATTN_FLASH_BACKWARD_PARAMS_H
 #define ATTN_FLASH_BACKWARD_PARAMS_H
 
-#include <stdint.h>
-
-/* A CUtensorMap, of which device code knows the address alone. */
-typedef struct attn__backward_map {
-    uint64_t opaque[16];
-} __attribute__((aligned(128))) attn__backward_map;
-
-/* Strides in elements, as in attn__cuda_tensor. */
-typedef struct attn__backward_tensor {
-    void *data;
-    int64_t batch, head, token;
-} attn__backward_tensor;
+#include "kernel/cuda/params.h"
 
 enum {
     /* dims padded to 64, 128, 256: queries and keys of a step of the main kernel */
@@ -32,15 +21,11 @@ enum {
     ATTN__BACKWARD_SHARED_128 = 221184,
     ATTN__BACKWARD_SHARED_256 = 231424,
     ATTN__BACKWARD_PIECE = 1024, /* floats of dQ that a warp adds in one go: 16 rows, 64 columns */
-    ATTN__BACKWARD_TOKENS =
-        1 << 28,                  /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
-    ATTN__BACKWARD_FAR = 1 << 30, /* an unbounded side of the band */
-    ATTN__BACKWARD_RAGGED = 1 << 30, /* = ATTN__MAP_RAGGED, which see (map.h) */
 };
 
 typedef struct attn__backward_params {
-    attn__backward_map q, k, v, dout;
-    attn__backward_tensor dk, dv, dq, o_rows, dout_rows, lse, given_delta;
+    attn__tile_map q, k, v, dout;
+    attn__cuda_tensor dk, dv, dq, o_rows, dout_rows, lse, given_delta;
     const int64_t *cu_q, *cu_kv;
     /* by query head and tile of queries, tiles of all sequences in a row: */
     float *minus_lse; /* - lse * log2(e), -inf where P is 0; in the order that the threads read it */
@@ -59,7 +44,7 @@ typedef struct attn__backward_params {
     int32_t together;                        /* heads whose tiles of keys take turns */
     int32_t tiles;                           /* of keys, of all heads and sequences */
     int32_t accumulate, out_f32;
-    attn__backward_tensor q_rows, k_rows, v_rows; /* for the few rows that are made anew */
+    attn__cuda_tensor q_rows, k_rows, v_rows; /* for the few rows that are made anew */
 } attn__backward_params;
 
 #endif

@@ -36,7 +36,7 @@ PTX_INLINE rows rows_of(const attn__backward_params *p, int64_t index, int queri
     return r;
 }
 
-PTX_INLINE int64_t row_offset(const attn__backward_tensor *t, const rows *r, int query)
+PTX_INLINE int64_t row_offset(const attn__cuda_tensor *t, const rows *r, int query)
 {
     return r->batch * t->batch + r->head * t->head + ((int64_t)r->s.first_q + query) * t->token;
 }

@@ -24,7 +24,7 @@ PTX_INLINE uint32_t ring_before(const ring *r)
 
 /* ---- the producer ---- */
 
-PTX_INLINE void load_panels(uint32_t to, const attn__backward_map *map, uint32_t barrier, int panel, place at,
+PTX_INLINE void load_panels(uint32_t to, const attn__tile_map *map, uint32_t barrier, int panel, place at,
                             int head)
 {
 #pragma unroll PANELS <= 2 ? PANELS : 1
@@ -235,7 +235,7 @@ PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, u
             }
         }
         __syncwarp();
-        const attn__backward_tensor *to = part < PARTS ? &p->dk : &p->dv;
+        const attn__cuda_tensor *to = part < PARTS ? &p->dk : &p->dv;
         int dim = to->data == nullptr ? 0 : part < PARTS ? p->dim_qk : p->dim_v;
         float scale = part < PARTS ? p->scale : 1.0F;
 #pragma unroll

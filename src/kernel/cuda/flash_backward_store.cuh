@@ -40,7 +40,7 @@ PTX_INLINE void store_row(const attn__backward_params *p, void *row, int column,
  * 8 columns from `column` on, of a row of the tile of keys and of the row 8 below.  They lie in shared memory
  * as a quad's registers did: thread t's are the 16 bytes at t ^ swap.
  */
-PTX_INLINE void store_rows(const attn__backward_params *p, const attn__backward_tensor *tensor, const work *w,
+PTX_INLINE void store_rows(const attn__backward_params *p, const attn__cuda_tensor *tensor, const work *w,
                            int row, int column, int dim, uint32_t quad, uint32_t swap, float scale)
 {
     float x[16];

@@ -79,7 +79,7 @@ PTX_INLINE bool work_is_cut(const work *w, int first_query, int tile_keys, int t
            w->first_key < first_query + tile_queries - 1 + w->s.low;
 }
 
-/* Coordinates of a token for the copy engine: see ATTN__BACKWARD_RAGGED. */
+/* Coordinates of a token for the copy engine: see ATTN__TILE_RAGGED. */
 typedef struct place {
     int token, c3, c4;
 } place;
@@ -87,9 +87,9 @@ typedef struct place {
 PTX_INLINE place place_of(bool ragged, int batch, int first, int count, int token)
 {
     place at;
-    at.token = ragged ? ATTN__BACKWARD_RAGGED - count + token : token;
+    at.token = ragged ? ATTN__TILE_RAGGED - count + token : token;
     at.c3 = ragged ? first + count : batch;
-    at.c4 = ragged ? ATTN__BACKWARD_RAGGED : 0;
+    at.c4 = ragged ? ATTN__TILE_RAGGED : 0;
     return at;
 }
 

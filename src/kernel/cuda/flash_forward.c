@@ -7,15 +7,11 @@
 
 #include <float.h>
 #include <math.h>
-#include <string.h>
 
 #include "kernel/cuda/flash_forward_params.h"
 #include "kernel/cuda/map.h"
 
 enum { HEADS_IN_L2 = 32 << 20 };
-
-_Static_assert(sizeof(attn__forward_map) == sizeof(CUtensorMap), "a tensor map is opaque to the kernels");
-_Static_assert((int)ATTN__FORWARD_RAGGED == (int)ATTN__MAP_RAGGED, "one trick, one number");
 
 /* ---- shapes ---- */
 
@@ -74,7 +70,7 @@ static int64_t tiles_q(const attn__cuda_call *call)
 
 static const char *shape_rejects(const attn__cuda_call *call)
 {
-    const int64_t most = ATTN__FORWARD_TOKENS;
+    const int64_t most = ATTN__TILE_TOKENS;
     int64_t tiles = 0;
     if (call->dim_qk % 8 != 0 || call->dim_v % 8 != 0 || call->dim_qk > 256 || call->dim_v > 256) {
         return "takes dims that are multiples of 8 up to 256";
@@ -112,7 +108,7 @@ size_t attn__flash_forward_workspace(const attn__cuda_call *call, const attn__cu
 
 static int32_t side_of(int64_t tokens)
 {
-    return (int32_t)attn__min(tokens, ATTN__FORWARD_FAR);
+    return (int32_t)attn__min(tokens, ATTN__TILE_FAR);
 }
 
 /* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many
@@ -127,36 +123,26 @@ static int32_t together_of(const attn__cuda_call *call)
     return (int32_t)attn__max(1, attn__min(HEADS_IN_L2 / bytes * group, planes));
 }
 
-static attn__forward_tensor tensor_of(const attn__cuda_tensor *t)
-{
-    return (attn__forward_tensor){.data = t->data, .batch = t->batch, .head = t->head, .token = t->token};
-}
-
 static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *call)
 {
     const variant *v = variant_of(call);
     const bool ragged = call->cu_q != NULL;
-    CUtensorMap q, k, value;
-    ATTN__TRY(attn__cuda_map(&q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q,
+    ATTN__TRY(attn__cuda_map(&p->q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q,
                              call->batch, ragged, v->rows, call->o.data));
-    ATTN__TRY(attn__cuda_map(&k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv,
+    ATTN__TRY(attn__cuda_map(&p->k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv,
                              call->batch, ragged, v->keys, call->o.data));
-    ATTN__TRY(attn__cuda_map(&value, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv,
-                             call->batch, ragged, v->keys, call->o.data));
-    memcpy(&p->q, &q, sizeof q);
-    memcpy(&p->k, &k, sizeof k);
-    memcpy(&p->v, &value, sizeof value);
-    return ATTN_OK;
+    return attn__cuda_map(&p->v, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv,
+                          call->batch, ragged, v->keys, call->o.data);
 }
 
 static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
 {
     *p = (attn__forward_params){
-        .o = tensor_of(&call->o),
-        .lse = tensor_of(&call->lse),
-        .q_rows = tensor_of(&call->q),
-        .k_rows = tensor_of(&call->k),
-        .v_rows = tensor_of(&call->v),
+        .o = call->o,
+        .lse = call->lse,
+        .q_rows = call->q,
+        .k_rows = call->k,
+        .v_rows = call->v,
         .cu_q = call->cu_q,
         .cu_kv = call->cu_kv,
         .scale = fabsf(call->scale),

@@ -6,18 +6,7 @@
 #ifndef ATTN_FLASH_FORWARD_PARAMS_H
 #define ATTN_FLASH_FORWARD_PARAMS_H
 
-#include <stdint.h>
-
-/* A CUtensorMap, of which device code knows the address alone. */
-typedef struct attn__forward_map {
-    uint64_t opaque[16];
-} __attribute__((aligned(128))) attn__forward_map;
-
-/* Strides in elements, as in attn__cuda_tensor. */
-typedef struct attn__forward_tensor {
-    void *data;
-    int64_t batch, head, token;
-} attn__forward_tensor;
+#include "kernel/cuda/params.h"
 
 enum {
     /* dims padded to 64, 128, 256: queries of a block, and keys of a step, of few and of many keys */
@@ -28,21 +17,17 @@ enum {
     ATTN__FORWARD_KEYS_128 = 128,
     ATTN__FORWARD_KEYS_128_LONG = 176,
     ATTN__FORWARD_KEYS_256 = 80,
-    ATTN__FORWARD_TOKENS =
-        1 << 28,                 /* most tokens, and farthest a shift: sums of four of them fit in 32 bits */
-    ATTN__FORWARD_FAR = 1 << 30, /* an unbounded side of the band */
     /* bytes of shared memory, as the kernels lay it out (they check it) */
     ATTN__FORWARD_SHARED_64 = 2 * 24576 + 8 * 16384 + 1024,
     ATTN__FORWARD_SHARED_128 = 2 * 32768 + 4 * 32768 + 1024,
     ATTN__FORWARD_SHARED_128_LONG = 32768 + 4 * 45056 + 1024,
     ATTN__FORWARD_SHARED_256 = 65536 + 4 * 40960 + 1024,
-    ATTN__FORWARD_RAGGED = 1 << 30, /* = ATTN__MAP_RAGGED (map.h) */
 };
 
 typedef struct attn__forward_params {
-    attn__forward_map q, k, v;
-    attn__forward_tensor o, lse;
-    attn__forward_tensor q_rows, k_rows, v_rows; /* what the maps show, for rows that are computed anew */
+    attn__tile_map q, k, v;
+    attn__cuda_tensor o, lse;
+    attn__cuda_tensor q_rows, k_rows, v_rows; /* what the maps show, for rows that are computed anew */
     const int64_t *cu_q, *cu_kv;
     int32_t *taken; /* zero: tiles that blocks have taken, beside the first of each; NULL: they are dealt out
                        evenly */

@@ -165,7 +165,7 @@ PTX_INLINE float score(const attn__forward_params *p, const uint16_t *q, const u
     return p->negate ? -sum : sum;
 }
 
-PTX_INLINE const uint16_t *row_of(const attn__forward_tensor *x, int batch, int head, int token)
+PTX_INLINE const uint16_t *row_of(const attn__cuda_tensor *x, int batch, int head, int token)
 {
     return (const uint16_t *)x->data + batch * x->batch + head * x->head + token * x->token;
 }

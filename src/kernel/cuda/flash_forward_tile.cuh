@@ -134,18 +134,18 @@ PTX_INLINE uint32_t parity_of(uint32_t step)
     return step / STAGES & 1;
 }
 
-PTX_INLINE void load(uint32_t to, int panel, const attn__forward_map *map, uint32_t barrier, bool ragged,
+PTX_INLINE void load(uint32_t to, int panel, const attn__tile_map *map, uint32_t barrier, bool ragged,
                      int head, int batch, int before, int length, int token)
 {
-    int c1 = ragged ? ATTN__FORWARD_RAGGED - length + token : token;
-    int c3 = ragged ? before + length : batch, c4 = ragged ? ATTN__FORWARD_RAGGED : 0;
+    int c1 = ragged ? ATTN__TILE_RAGGED - length + token : token;
+    int c3 = ragged ? before + length : batch, c4 = ragged ? ATTN__TILE_RAGGED : 0;
 #pragma unroll 1
     for (int i = 0; i < PANELS; i++) {
         ptx_load_tile_5d(to + i * panel, map, barrier, 64 * i, c1, head, c3, c4);
     }
 }
 
-PTX_INLINE void load_keys(const attn__forward_params *p, const attn__forward_map *map,
+PTX_INLINE void load_keys(const attn__forward_params *p, const attn__tile_map *map,
                           uint8_t (*to)[KEY_TILE], uint64_t *fulls, uint64_t *empties, uint32_t step,
                           const tile *t, int key)
 {

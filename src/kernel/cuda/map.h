@@ -10,14 +10,11 @@
 /*
  * A map of boxes of `rows` tokens by 64 dims, with 128-byte swizzle, zeros outside of the array; coordinates
  * are dim, token, head, batch and 0.  `ragged`: the batch's sequences lie one after another along the token
- * axis, and a box at coordinates RAGGED - n + i, head, c + n, RAGGED begins at token i of a sequence of n
- * tokens that begins at token c: zeros behind its end too.  (The last three dimensions have strides s, s and
- * 2^34 - s, and RAGGED * 2^34 = 2^64 is nothing.) An array without elements may have any address: `anything`
- * is one of device memory.
+ * axis, and coordinates are those of ATTN__TILE_RAGGED (params.h).  An array without elements may have any
+ * address: `anything` is one of device memory.
  */
-enum { ATTN__MAP_RAGGED = 1 << 30 };
-attn_status attn__cuda_map(CUtensorMap *map, attn_dtype dtype, const attn__cuda_tensor *tensor, int64_t dim,
-                           int64_t heads, int64_t tokens, int64_t batch, bool ragged, int rows,
+attn_status attn__cuda_map(attn__tile_map *map, attn_dtype dtype, const attn__cuda_tensor *tensor,
+                           int64_t dim, int64_t heads, int64_t tokens, int64_t batch, bool ragged, int rows,
                            void *anything);
 
 /* Can the copy engine read it?  Elements of 2 bytes; it must begin at a multiple of 16 bytes, and so must
