@@ -190,7 +190,6 @@ def test_graph(dtype):
         out, lse = attn.attention(q, k, v, causal=True, return_lse=True)
         return (out, lse, *attn.attention_backward(dout, q, k, v, out, lse, causal=True, deterministic=True))
 
-    step()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         captured = step()

@@ -4,7 +4,7 @@
  *
  * Of the driver's library only the symbols of driver.h are used, by the names that <cuda.h> gives them, so a
  * driver as new as the toolkit that built this library is enough.  All state is behind one lock.  A plan
- * opens the device; the first launch of a kernel loads it, so that one must come before a capture.
+ * opens the device; the first launch of a kernel loads it, also into a stream that is being captured.
  */
 #include "kernel/cuda/driver.h"
 
@@ -150,7 +150,18 @@ void attn__cuda_leave(void)
     (void)attn__cuda.context_pop(&context); /* fails only if there is none, which enter has seen to */
 }
 
-static attn_status load_module(CUmodule *module, opened *slot, const char *image)
+/* Loading allocates memory, which a thread that captures a stream may not do by default: CUDA cannot tell
+ * that it has nothing to do with what is captured.  Here it has not. */
+static attn_status load_image(CUmodule *module, const attn__cuda_image *image)
+{
+    CUstreamCaptureMode mode = CU_STREAM_CAPTURE_MODE_RELAXED;
+    ATTN__CUDA_TRY(attn__cuda.capture_mode(&mode));
+    attn_status status = attn__cuda_check(attn__cuda.module_load(module, image->begin), image->name);
+    (void)attn__cuda.capture_mode(&mode); /* back to what it was; the driver has just taken the same call */
+    return status;
+}
+
+static attn_status find_module(CUmodule *module, opened *slot, const char *image)
 {
     int64_t index = 0;
     while (attn__cuda_images[index].name != NULL && strcmp(attn__cuda_images[index].name, image) != 0) {
@@ -160,8 +171,7 @@ static attn_status load_module(CUmodule *module, opened *slot, const char *image
         return attn__fail(ATTN_EUNSUPPORTED, "this library was built without the CUDA kernels of %s", image);
     }
     if (slot->modules[index] == NULL) {
-        ATTN__TRY(attn__cuda_check(
-            attn__cuda.module_load(&slot->modules[index], attn__cuda_images[index].begin), image));
+        ATTN__TRY(load_image(&slot->modules[index], &attn__cuda_images[index]));
     }
     *module = slot->modules[index];
     return ATTN_OK;
@@ -172,7 +182,7 @@ attn_status attn__cuda_function(CUfunction *function, const attn__cuda_device *d
 {
     CUmodule module = NULL;
     pthread_mutex_lock(&lock);
-    attn_status status = load_module(&module, &devices[device->ordinal], image);
+    attn_status status = find_module(&module, &devices[device->ordinal], image);
     pthread_mutex_unlock(&lock);
     ATTN__TRY(status);
     ATTN__TRY(attn__cuda_check(attn__cuda.module_function(function, module, name), name));

@@ -27,6 +27,7 @@
     X(context_pop, cuCtxPopCurrent)                                                                          \
     X(module_load, cuModuleLoadData)                                                                         \
     X(module_function, cuModuleGetFunction)                                                                  \
+    X(capture_mode, cuThreadExchangeStreamCaptureMode)                                                       \
     X(function_set, cuFuncSetAttribute)                                                                      \
     X(launch, cuLaunchKernelEx)                                                                              \
     X(memset_async, cuMemsetD8Async)                                                                         \
