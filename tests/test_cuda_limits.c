@@ -202,6 +202,9 @@ static void test_refusals(void **state)
     p.placed = 1;
     expect_refusal(attn_forward(&p, &i, &good), ATTN_EINVAL, "placed");
     p = c.problem;
+    p.total_q = p.total_kv = 30;
+    expect_refusal(attn_forward(&p, &io, &good), ATTN_EINVAL, "total");
+    p = c.problem;
     expect_refusal(attn_forward(&p, &io, (o = good, o.workers = 3, &o)), ATTN_EUNSUPPORTED, "workers");
     expect_refusal(attn_forward(&p, &io, (o = good, o.spool = "x", &o)), ATTN_EUNSUPPORTED, "spool");
     expect_refusal(attn_forward(&p, &io, (o = good, o.sms = -1, &o)), ATTN_EINVAL, "sms");

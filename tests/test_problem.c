@@ -57,6 +57,10 @@ static void test_refusals(void **state)
     refuse((p = good, p.mask = ATTN_MASK_WINDOW, p.window_left = -2, p), "window");
     refuse((p = good, p.placed = 1, p.first_q = -1, p), "at");
     refuse((p = good, p.placed = 1, p.first_kv = INT64_MAX, p), "at");
+    refuse((p = good, p.total_q = 5, p), "total");
+    refuse((p = good, p.total_q = 5, p.total_kv = -1, p), "total");
+    refuse((p = good, p.total_q = 5, p.total_kv = INT64_MAX, p), "total");
+    refuse((p = good, p.total_q = 5, p.total_kv = 5, p.placed = 1, p), "placed");
     refuse((p = good, p.scale = INFINITY, p), "scale");
     refuse((p = good, p.scale = NAN, p), "scale");
     refuse((p = good, p.tokens_q = INT64_C(1) << 40, p.batch = INT64_C(1) << 30, p), "overflow");
@@ -85,6 +89,10 @@ static void test_parse_good(void **state)
     assert_int_equal(p.placed, 1);
     assert_int_equal(p.first_q, 4000);
     assert_int_equal(p.first_kv, 16);
+    assert_int_equal(p.total_q, 0);
+    assert_int_equal(attn_problem_parse(&p, "total=4k:17,dim=8,tokens=3,batch=2000"), ATTN_OK);
+    assert_int_equal(p.total_q, 4000);
+    assert_int_equal(p.total_kv, 17);
 }
 
 static void test_parse_bad(void **state)
@@ -118,6 +126,9 @@ static void test_parse_bad(void **state)
         "tokens=8,dim=8,at=-1:0",
         "tokens=8,dim=8,at=0:x",
         "tokens=8,dim=8,at=1:2,at=1:2",
+        "tokens=8,dim=8,total=9",
+        "tokens=8,dim=8,total=0:9",
+        "tokens=8,dim=8,total=9:9,at=1:2",
         "tokens=8,dim=8,heads=3,kv_heads=2",
     };
     attn_problem p = {.size = 77};
@@ -137,9 +148,12 @@ static void test_print_reads_back(void **state)
 {
     (void)state;
     static const char *const texts[] = {
-        "tokens=10,dim=4", "tokens=10,kv_tokens=12,dim=4,dim_v=5,causal,scale=0.1",
+        "tokens=10,dim=4",
+        "tokens=10,kv_tokens=12,dim=4,dim_v=5,causal,scale=0.1",
         "tokens=10,dim=4,window=3:-1,dtype=f16,out=bf16,batch=2,heads=8,kv_heads=4",
-        "tokens=10,kv_tokens=4,dim=4,causal,at=0:7", "tokens=10,dim=4,at=1000000:0"};
+        "tokens=10,kv_tokens=4,dim=4,causal,at=0:7",
+        "tokens=10,dim=4,at=1000000:0",
+        "tokens=10,kv_tokens=4,batch=3,dim=4,causal,total=25:11"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         attn_problem p, q;
         char text[512], cut[8];

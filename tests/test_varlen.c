@@ -152,6 +152,12 @@ static void test_bad_arguments(void **state)
     refuse(p, (io = good, io.cu_seqlens_q = too_long, &io), NULL, ATTN_EINVAL, "at most 40");
     static const int64_t back[] = {0, 30, 20};
     refuse(p, (io = good, io.cu_seqlens_q = back, &io), NULL, ATTN_EINVAL, "less than the 30");
+    attn_problem told = *p;
+    told.total_q = told.total_kv = 69;
+    refuse(&told, &good, NULL, ATTN_EINVAL, "ends at 70");
+    refuse(&told, (io = good, io.cu_seqlens_q = io.cu_seqlens_kv = NULL, &io), NULL, ATTN_EINVAL, "total");
+    told.total_q = told.total_kv = 70;
+    assert_int_equal(attn_forward(&told, &good, NULL), ATTN_OK);
     refuse(p, (io = good, io.source = &source, &io), NULL, ATTN_EINVAL, "source");
     refuse(p, (io = good, io.sink = &sink, &io), NULL, ATTN_EINVAL, "sink");
     attn_options o = {.size = sizeof o, .workers = 3};

@@ -140,13 +140,14 @@ typedef struct attn_problem {
     double scale;                      /* 0: 1/sqrt(dim_qk); must be finite */
     int placed;                /* 1: query 0 is token first_q and key 0 token first_kv of one long sequence */
     int64_t first_q, first_kv; /* only if placed; then shift = first_q - first_kv */
+    int64_t total_q, total_kv; /* of sequences of unequal length (attn_io): most tokens in all; 0: not told */
 } attn_problem;
 
 /*
  * Reads "batch=1,heads=4,kv_heads=4,tokens=30000,kv_tokens=N,dim=64,dim_v=N,dtype=f32,out=f32,scale=X,
- * causal,window=L:R,at=Q:K" (any order, each at most once; at sets placed, first_q and first_kv; counts take
- * the suffixes k, M, Ki, Mi) into *problem, which it sets whole; defaults are filled in.  Fails with
- * ATTN_EINVAL and leaves *problem alone.
+ * causal,window=L:R,at=Q:K,total=Q:K" (any order, each at most once; at sets placed, first_q and first_kv;
+ * counts take the suffixes k, M, Ki, Mi) into *problem, which it sets whole; defaults are filled in.  Fails
+ * with ATTN_EINVAL and leaves *problem alone.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_problem_parse(attn_problem *problem, const char *text);
 
@@ -207,7 +208,8 @@ typedef struct attn_sink {
  * each sequence has its own shift (its keys - its queries), and may be empty.  Batch strides are ignored; all
  * strides zero means contiguous [heads, cu_seqlens[batch], dim].  Both lists, or neither; only tensors in
  * memory (options.in_memory), W = 1, no spool and not placed.  A sequence's bits are those that the same
- * kernel gives it alone.
+ * kernel gives it alone.  A plan that is told problem.total_q and total_kv is for such batches only; on a GPU
+ * its workspace then grows with these, and not with batch times the longest sequence.
  *
  * With options.device = ATTN_CUDA and options.in_memory every pointer but source and sink is device memory,
  * cu_seqlens too; since nothing waits for the device to read them, total_q and total_kv tell what their last
@@ -370,8 +372,8 @@ ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds)
  * are not computed again.  On failure the output is undefined, and the spool keeps what is finished.
  *
  * On a GPU, with options.in_memory, it enqueues kernels on io->stream and returns: it waits for nothing and
- * may be captured into a graph, once an execute has loaded the plan's kernels.  workspace, which may be NULL
- * where none is needed, belongs to these kernels until they are done.
+ * may be captured into a graph.  The first that uses a kernel loads it, which takes some milliseconds.
+ * workspace, which may be NULL where none is needed, belongs to these kernels until they are done.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace);
 

@@ -121,8 +121,10 @@ class Inputs:
         self.starts: List[Starts] = []
         lengths = [sizes[0].tokens, sizes[1].tokens]
         batch = sizes[0].batch
+        totals = 0, 0
         if self.varlen:
             batch, lengths = self.sequences(cu_seqlens_q, cu_seqlens_k)
+            totals = max(sizes[0].tokens, 1), max(sizes[1].tokens, 1)
         mask, left, right = band(causal, window)
         self.problem = Problem(batch=batch,
                                heads_q=sizes[0].heads,
@@ -136,7 +138,9 @@ class Inputs:
                                mask=mask,
                                window_left=left,
                                window_right=right,
-                               scale=scale_of(scale))
+                               scale=scale_of(scale),
+                               total_q=totals[0],
+                               total_kv=totals[1])
         self.shape_o = self.q.shape[:-1] + (sizes[2].dim, )
         # lse is [batch, heads, tokens] in every layout, without the axes that q lacks
         self.shape_lse = tuple(size for size, axis in zip(sizes[0][:3], self.axes) if axis is not None)

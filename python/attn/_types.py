@@ -84,6 +84,8 @@ class Problem(Sized):
         ("placed", c_int),
         ("first_q", c_int64),
         ("first_kv", c_int64),
+        ("total_q", c_int64),
+        ("total_kv", c_int64),
     ]
 
 

@@ -198,9 +198,13 @@ attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *i
 attn_status attn_backward(const attn_problem *problem, const attn_gradients *io, const attn_options *options)
 {
     attn_options o = options != NULL ? *options : ATTN_INIT(attn_options);
+    attn_problem copy;
     attn_plan *plan;
     o.backward = 1;
     o.in_memory = 1;
+    if (io != NULL && io->size == sizeof *io) {
+        problem = attn__told(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
+    }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
     void *workspace;
     attn_status status = attn__workspace_open(&workspace, plan);

@@ -3,7 +3,7 @@
  * device.c - plans and executes in the memory of a GPU.
  *
  * The plan opens the device, chooses the kernel and sizes the workspace; an execute fills in the pointers and
- * enqueues.  The first execute of a kernel in a process loads it.
+ * enqueues.
  */
 #include "engine/engine.h"
 
@@ -37,6 +37,11 @@ static void lay_out(attn__cuda_call *call)
     call->lse = dense(call->heads_q, call->tokens_q, 1);
 }
 
+static int64_t most_tokens(int64_t total, int64_t batch, int64_t longest)
+{
+    return total > 0 ? attn__min(total, batch * longest) : batch * longest;
+}
+
 attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *options)
 {
     const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
@@ -57,8 +62,8 @@ attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *opt
                                                   : attn__unbounded,
         .shifted = p->placed != 0,
         .shift = p->first_q - p->first_kv,
-        .total_q = p->batch * p->tokens_q,
-        .total_kv = p->batch * p->tokens_kv,
+        .total_q = most_tokens(p->total_q, p->batch, p->tokens_q),
+        .total_kv = most_tokens(p->total_kv, p->batch, p->tokens_kv),
         .sms = options->sms,
         .deterministic = options->deterministic != 0,
     };
@@ -85,7 +90,10 @@ static attn_status check_options(const attn_options *o)
 
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
 {
+    static const int64_t unread =
+        0; /* a list of sequences, of which the plan asks only whether there is one */
     ATTN__TRY(check_options(options));
+    plan->call.cu_q = plan->call.cu_kv = plan->problem.total_q > 0 ? &unread : NULL;
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
     const attn__cuda_kernel *k = plan->cuda;
     const size_t bytes =
@@ -129,20 +137,14 @@ static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const ch
 static attn_status take_lengths(attn__cuda_call *call, const attn_problem *p, const int64_t *cu_q,
                                 const int64_t *cu_kv, int64_t total_q, int64_t total_kv)
 {
-    if (cu_q == NULL && cu_kv == NULL) {
+    ATTN__TRY(attn__sequences_lists(p, cu_q, cu_kv));
+    if (cu_q == NULL) {
         return ATTN_OK;
-    }
-    if (cu_q == NULL || cu_kv == NULL) {
-        return attn__fail(ATTN_EINVAL, "give cu_seqlens_q and cu_seqlens_kv, or neither");
-    }
-    if (p->placed) {
-        return attn__fail(ATTN_EINVAL,
-                          "a problem of several sequences (cu_seqlens) cannot be placed (at=Q:K)");
     }
     if (total_q < 0 || total_kv < 0 || total_q > call->total_q || total_kv > call->total_kv) {
         return attn__fail(ATTN_EINVAL,
-                          "total_q and total_kv are the last numbers of cu_seqlens, at most batch times the "
-                          "longest sequence; they are %lld and %lld",
+                          "total_q and total_kv are the last numbers of cu_seqlens, at most those of the "
+                          "problem and at most batch times the longest sequence; they are %lld and %lld",
                           (long long)total_q, (long long)total_kv);
     }
     call->cu_q = cu_q;

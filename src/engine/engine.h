@@ -152,7 +152,10 @@ typedef struct attn__sequence {
     attn__band band;
 } attn__sequence;
 
-/* Checks the lists (both or neither, from 0, never falling, no sequence too long) and wraps them. */
+/* Are the lists there, or not, as the problem wants?  Reads none of their numbers. */
+attn_status attn__sequences_lists(const attn_problem *problem, const int64_t *cu_q, const int64_t *cu_kv);
+/* Checks the lists (from 0, never falling, no sequence too long, not too many tokens in all) and wraps them.
+ */
 attn_status attn__sequences_open(attn__sequences *sequences, const attn_problem *problem, const int64_t *cu_q,
                                  const int64_t *cu_kv);
 attn__sequence attn__sequence_at(const attn__sequences *sequences, int64_t index);
@@ -221,8 +224,12 @@ attn_status attn__run_event(attn__run *run, attn_event event);
 void attn__run_failed(attn__run *run, attn_status status);
 bool attn__run_stopped(attn__run *run);
 
-/* A plan's workspace, for the calls that plan and execute at once.  close waits for a GPU's stream; it
- * returns the first failure, `status` or its own. */
+/* For the calls that plan and execute at once: what such a call on a GPU knows of its sequences, their
+ * tokens, told to the problem, in *copy; */
+const attn_problem *attn__told(attn_problem *copy, const attn_problem *problem, const attn_options *options,
+                               const int64_t *cu_q, int64_t total_q, int64_t total_kv);
+/* and the plan's workspace.  close waits for a GPU's stream; it returns the first failure, `status` or its
+ * own. */
 attn_status attn__workspace_open(void **workspace, const attn_plan *plan);
 attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *stream, attn_status status);
 

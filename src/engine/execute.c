@@ -227,12 +227,27 @@ attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *
     return status;
 }
 
+const attn_problem *attn__told(attn_problem *copy, const attn_problem *problem, const attn_options *options,
+                               const int64_t *cu_q, int64_t total_q, int64_t total_kv)
+{
+    if (problem == NULL || problem->size != sizeof *problem || problem->total_q != 0 || cu_q == NULL ||
+        options->device != ATTN_CUDA) {
+        return problem;
+    }
+    *copy = *problem;
+    copy->total_q = attn__max(total_q, 1);
+    copy->total_kv = attn__max(total_kv, 1);
+    return copy;
+}
+
 attn_status attn_forward(const attn_problem *problem, const attn_io *io, const attn_options *options)
 {
     attn_options o = options != NULL ? *options : ATTN_INIT(attn_options);
+    attn_problem copy;
     attn_plan *plan;
-    if (io != NULL && io->size == sizeof *io && io->source == NULL) {
-        o.in_memory = 1;
+    if (io != NULL && io->size == sizeof *io) {
+        o.in_memory = io->source == NULL ? 1 : o.in_memory;
+        problem = attn__told(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
     }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
     void *workspace;

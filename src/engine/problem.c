@@ -40,6 +40,22 @@ static void fill_defaults(attn_problem *p)
     }
 }
 
+static attn_status check_totals(const attn_problem *p)
+{
+    if (p->total_q == 0 && p->total_kv == 0) {
+        return ATTN_OK;
+    }
+    if (p->total_q < 1 || p->total_kv < 1 || p->total_q > count_max || p->total_kv > count_max) {
+        return attn__fail(ATTN_EINVAL,
+                          "total %lld:%lld: tokens of all sequences are from 1 to 2^40, or both 0",
+                          (long long)p->total_q, (long long)p->total_kv);
+    }
+    if (p->placed) {
+        return attn__fail(ATTN_EINVAL, "a problem of several sequences (total) cannot be placed (at=Q:K)");
+    }
+    return ATTN_OK;
+}
+
 static attn_status check_sizes(const attn_problem *p)
 {
     ATTN__TRY(check_count("batch", p->batch, count_max));
@@ -60,7 +76,7 @@ static attn_status check_sizes(const attn_problem *p)
     if (!fits) {
         return attn__fail(ATTN_EINVAL, "batch x heads x tokens overflows 64 bits; give smaller sizes");
     }
-    return ATTN_OK;
+    return check_totals(p);
 }
 
 static attn_status check_mask(const attn_problem *p)
@@ -212,11 +228,12 @@ enum {
     F_CAUSAL,
     F_WINDOW,
     F_AT,
+    F_TOTAL,
     FIELDS
 };
 static const char *const field_names[FIELDS] = {"batch",  "heads",  "kv_heads", "tokens", "kv_tokens",
                                                 "dim",    "dim_v",  "dtype",    "out",    "scale",
-                                                "causal", "window", "at"};
+                                                "causal", "window", "at",       "total"};
 
 static attn_status parse_positive(const char *name, const char *text, int64_t *value)
 {
@@ -251,6 +268,8 @@ static attn_status parse_field(attn_problem *p, int field, char *value)
         p->placed = 1;
         return parse_pair(name, "QUERY:KEY, the positions of the first of each", value, &p->first_q,
                           &p->first_kv);
+    case F_TOTAL:
+        return parse_pair(name, "QUERIES:KEYS, the most of all sequences", value, &p->total_q, &p->total_kv);
     default:
         return parse_positive(name, value, counts[field]);
     }
@@ -287,7 +306,7 @@ attn_status attn_problem_parse(attn_problem *problem, const char *text)
         if (field == FIELDS) {
             return attn__fail(ATTN_EINVAL,
                               "\"%s\" is no field of a problem; fields are batch, heads, kv_heads, tokens, "
-                              "kv_tokens, dim, dim_v, dtype, out, scale, causal, window, at",
+                              "kv_tokens, dim, dim_v, dtype, out, scale, causal, window, at, total",
                               item);
         }
         if ((seen & 1u << field) != 0) {
@@ -307,7 +326,7 @@ attn_status attn_problem_parse(attn_problem *problem, const char *text)
 
 size_t attn_problem_print(const attn_problem *p, char *text, size_t capacity)
 {
-    char mask[64] = "", at[64] = "";
+    char mask[64] = "", at[64] = "", total[64] = "";
     if (p->mask == ATTN_MASK_CAUSAL) {
         snprintf(mask, sizeof mask, ",causal");
     } else if (p->mask == ATTN_MASK_WINDOW) {
@@ -317,12 +336,15 @@ size_t attn_problem_print(const attn_problem *p, char *text, size_t capacity)
     if (p->placed) {
         snprintf(at, sizeof at, ",at=%lld:%lld", (long long)p->first_q, (long long)p->first_kv);
     }
+    if (p->total_q > 0) {
+        snprintf(total, sizeof total, ",total=%lld:%lld", (long long)p->total_q, (long long)p->total_kv);
+    }
     int length =
         snprintf(text, capacity,
                  "batch=%lld,heads=%lld,kv_heads=%lld,tokens=%lld,kv_tokens=%lld,dim=%lld,dim_v=%lld,"
-                 "dtype=%s,out=%s,scale=%.17g%s%s",
+                 "dtype=%s,out=%s,scale=%.17g%s%s%s",
                  (long long)p->batch, (long long)p->heads_q, (long long)p->heads_kv, (long long)p->tokens_q,
                  (long long)p->tokens_kv, (long long)p->dim_qk, (long long)p->dim_v,
-                 attn_dtype_name(p->dtype), attn_dtype_name(p->dtype_out), p->scale, mask, at);
+                 attn_dtype_name(p->dtype), attn_dtype_name(p->dtype_out), p->scale, mask, at, total);
     return length < 0 ? 0 : (size_t)length;
 }

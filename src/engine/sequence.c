@@ -5,7 +5,8 @@
  */
 #include "engine/engine.h"
 
-static attn_status check_list(const char *name, const int64_t *list, int64_t batch, int64_t most)
+static attn_status check_list(const char *name, const int64_t *list, int64_t batch, int64_t most,
+                              int64_t total)
 {
     if (list[0] != 0) {
         return attn__fail(ATTN_EINVAL, "%s[0] is %lld; cumulative lengths begin at 0", name,
@@ -23,6 +24,27 @@ static attn_status check_list(const char *name, const int64_t *list, int64_t bat
                               name, (long long)b, (long long)(list[b + 1] - list[b]), (long long)most);
         }
     }
+    if (total > 0 && list[batch] > total) {
+        return attn__fail(ATTN_EINVAL, "%s ends at %lld, the problem says at most %lld; raise its total",
+                          name, (long long)list[batch], (long long)total);
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__sequences_lists(const attn_problem *problem, const int64_t *cu_q, const int64_t *cu_kv)
+{
+    if ((cu_q == NULL) != (cu_kv == NULL)) {
+        return attn__fail(ATTN_EINVAL, "give cu_seqlens_q and cu_seqlens_kv, or neither");
+    }
+    if (cu_q != NULL && problem->placed) {
+        return attn__fail(ATTN_EINVAL,
+                          "a problem of several sequences (cu_seqlens) cannot be placed (at=Q:K)");
+    }
+    if (cu_q == NULL && problem->total_q > 0) {
+        return attn__fail(ATTN_EINVAL,
+                          "the problem tells a total, so its sequences are of unequal length: give "
+                          "cu_seqlens_q and cu_seqlens_kv, or leave the total out");
+    }
     return ATTN_OK;
 }
 
@@ -30,18 +52,12 @@ attn_status attn__sequences_open(attn__sequences *sequences, const attn_problem 
                                  const int64_t *cu_kv)
 {
     *sequences = (attn__sequences){problem, cu_q, cu_kv};
-    if (cu_q == NULL && cu_kv == NULL) {
+    ATTN__TRY(attn__sequences_lists(problem, cu_q, cu_kv));
+    if (cu_q == NULL) {
         return ATTN_OK;
     }
-    if (cu_q == NULL || cu_kv == NULL) {
-        return attn__fail(ATTN_EINVAL, "give cu_seqlens_q and cu_seqlens_kv, or neither");
-    }
-    if (problem->placed) {
-        return attn__fail(ATTN_EINVAL,
-                          "a problem of several sequences (cu_seqlens) cannot be placed (at=Q:K)");
-    }
-    ATTN__TRY(check_list("cu_seqlens_q", cu_q, problem->batch, problem->tokens_q));
-    return check_list("cu_seqlens_kv", cu_kv, problem->batch, problem->tokens_kv);
+    ATTN__TRY(check_list("cu_seqlens_q", cu_q, problem->batch, problem->tokens_q, problem->total_q));
+    return check_list("cu_seqlens_kv", cu_kv, problem->batch, problem->tokens_kv, problem->total_kv);
 }
 
 attn__sequence attn__sequence_at(const attn__sequences *s, int64_t index)
