@@ -154,6 +154,11 @@ PTX_INLINE void ptx_store_release(int *global, int value)
     asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
 
+PTX_INLINE void ptx_add_release(int *global, int value)
+{
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+}
+
 /* Four 8 x 8 matrices of 16 bits; lane l gives the address of row l % 8 of matrix l / 8. */
 PTX_INLINE void ptx_store_matrices(uint32_t shared, uint32_t a, uint32_t b, uint32_t c, uint32_t d)
 {
