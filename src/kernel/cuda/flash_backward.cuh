@@ -16,8 +16,7 @@
  * loads tiles.
  *
  * ORDER.  While the exponentials of a step are computed, dK of the step before and dP run; while dS is, dV
- * does; while dQ leaves, the next S and dK do.  dQ of a step is computed at the end of the next one, when
- * both warpgroups have long stored their dS, so that neither waits for the other.
+ * does; while dQ leaves, the next S and dK do.
  *
  * COST.  10 * DIM FLOPs for each pair of key and query, 5 products.
  */
@@ -57,7 +56,6 @@ typedef struct shared_memory {
     float minus_lse[Q_STAGES][QUERIES];
     float delta[O_STAGES][QUERIES];
     uint64_t keys_full, keys_empty, q_full[Q_STAGES], q_empty[Q_STAGES], o_full[O_STAGES], o_empty[O_STAGES];
-    uint64_t ds_full[2], ds_empty[2];
     work w; /* of the tile of keys; count -1: there is none any more */
 } shared_memory;
 
@@ -152,10 +150,9 @@ PTX_INLINE void all_scores(float s[HALVES][SCORES], const shared_memory *m, uint
  * are short, dS takes those of P, and so waits for dV.
  */
 PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m, int half, const ring *q,
-                          bool release, uint32_t o, int first_query, bool is_cut, float *s, uint32_t *ds,
-                          float *dv)
+                          bool release, uint32_t o_stage, int first_query, bool is_cut, float *s,
+                          uint32_t *ds, float *dv)
 {
-    uint32_t o_stage = o % O_STAGES;
     float dp[SCORES];
     uint32_t weight[SCORES / 2];
     uint32_t o_tile = ptx_shared(m->dout[o_stage]) + half * HALF;
@@ -184,28 +181,7 @@ PTX_INLINE void half_step(const attn__backward_params *p, const shared_memory *m
         PTX_WGMMA_WAIT(0);
     }
     round_scores(ds, dp);
-    if (half == 0) {
-        ptx_barrier_wait(ptx_shared(&m->ds_empty[o_stage]), (o / 2 & 1) ^ 1);
-    }
     store_scores(ptx_shared(m->ds[o_stage]) + half * SCORE_PANEL, ds);
-}
-
-/* dQ of the step before, of which both warpgroups have dS by now */
-PTX_INLINE void begin_query_gradient(shared_memory *m, uint32_t n, float *dq)
-{
-    ptx_barrier_wait(ptx_shared(&m->ds_full[n % 2]), n / 2 & 1);
-    ptx_wgmma_fence();
-    query_gradient(dq, ptx_shared(m->ds[n % 2]), ptx_shared(m->k));
-    ptx_wgmma_commit();
-}
-
-PTX_INLINE void end_query_gradient(const attn__backward_params *p, shared_memory *m, uint32_t n,
-                                   const float *dq, int slot, int tile)
-{
-    if (is_first_lane()) {
-        ptx_barrier_arrive(ptx_shared(&m->ds_empty[n % 2]));
-    }
-    add_query_gradient(p, (int64_t)(slot + tile) * 8 + ptx_thread() / 32, dq, turn_of(&m->w, tile));
 }
 
 /* All queries of one tile of keys; o: of all steps of the block.  dk, dv: zeroed by the caller. */
@@ -216,8 +192,8 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
     float s[HALVES][SCORES], dq[32];
     uint32_t ds[HALVES][SCORES / 2];
     int tile = w->first, slot = w->head * p->group * p->slots + w->s.slot;
-    int tile_before = -1, slot_before = 0;
-    int steps = p->group * w->count;
+    int steps = p->group * w->count, left = w->count, pending = -1;
+    bool is_first = true;
     ptx_barrier_wait(ptx_shared(&m->q_full[q->stage]), q->parity);
     all_scores(s, m, ptx_shared(m->q[q->stage]));
     PTX_WGMMA_WAIT(0);
@@ -226,28 +202,23 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         ptx_hold(s[h], SCORES);
     }
     for (;;) {
-        bool is_cut = work_is_cut(w, tile * QUERIES, KEYS, QUERIES);
+        bool is_cut = tile < w->whole_first || tile >= w->whole_end;
         uint32_t stage = *o % O_STAGES;
         ptx_barrier_wait(ptx_shared(&m->o_full[stage]), *o / O_STAGES & 1);
-        half_step(p, m, 0, q, tile_before >= 0, *o, tile * QUERIES, is_cut, s[0], ds[0], dv);
+        half_step(p, m, 0, q, !is_first, stage, tile * QUERIES, is_cut, s[0], ds[0], dv);
 #pragma unroll
         for (int h = 1; h < HALVES; h++) {
-            half_step(p, m, h, q, false, *o, tile * QUERIES, is_cut, s[h], ds[h], dv);
+            half_step(p, m, h, q, false, stage, tile * QUERIES, is_cut, s[h], ds[h], dv);
         }
+        is_first = false;
         ptx_fence_async();
-        __syncwarp();
-        if (is_first_lane()) {
-            ptx_barrier_arrive(ptx_shared(&m->ds_full[stage]));
-        }
+        pass_turn(p, pending < 0 ? -1 : its_piece(pending, 1));
+        ptx_sync(1, CONSUMERS);
 
         uint32_t q_tile = ptx_shared(m->q[q->stage]);
         ring_step(q);
-        /* before the first step, dQ of whatever lies there, which is not used: a branch would cost more */
-        if (tile_before >= 0) {
-            ptx_barrier_wait(ptx_shared(&m->ds_full[stage ^ 1]), (*o - 1) / 2 & 1);
-        }
         ptx_wgmma_fence();
-        query_gradient(dq, ptx_shared(m->ds[stage ^ 1]), ptx_shared(m->k));
+        query_gradient(dq, ptx_shared(m->ds[stage]), ptx_shared(m->k));
         ptx_wgmma_commit();
         if (DIM == 64) {
             PTX_WGMMA_WAIT(1); /* dV */
@@ -255,7 +226,8 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         if (is_first_lane()) {
             ptx_barrier_arrive(ptx_shared(&m->o_empty[stage]));
         }
-        /* the next S; after the last step, one of whatever lies there */
+        *o += 1;
+        /* the next S; after the last step, one of whatever lies there, since a branch would cost more */
         if (--steps > 0) {
             ptx_barrier_wait(ptx_shared(&m->q_full[q->stage]), q->parity);
         }
@@ -267,31 +239,28 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         ptx_wgmma_commit();
         PTX_WGMMA_WAIT(2); /* dQ */
         ptx_hold(dq, 32);
-        if (tile_before >= 0) {
-            end_query_gradient(p, m, *o - 1, dq, slot_before, tile_before);
+        pending = (slot + tile) * 8;
+        wait_turn(p, w, its_piece(pending, 1), tile);
+        add_query_gradient(p, its_piece(pending, 1), dq);
+        tile++;
+        if (--left == 0) { /* the next query head */
+            left = w->count;
+            tile -= left;
+            slot += p->slots;
         }
         PTX_WGMMA_WAIT(1); /* S */
 #pragma unroll
         for (int h = 0; h < HALVES; h++) {
             ptx_hold(s[h], SCORES);
         }
-        *o += 1;
-        tile_before = tile;
-        slot_before = slot;
         if (steps == 0) {
             break;
         }
-        if (++tile == w->first + w->count) {
-            tile = w->first;
-            slot += p->slots;
-        }
     }
-    begin_query_gradient(m, *o - 1, dq);
     PTX_WGMMA_WAIT(0);
-    ptx_hold(dq, 32);
-    end_query_gradient(p, m, *o - 1, dq, slot_before, tile_before);
     ptx_hold(dk, GRADIENT);
     ptx_hold(dv, GRADIENT);
+    pass_turn(p, pending < 0 ? -1 : its_piece(pending, 1));
     if (is_first_lane()) {
         ptx_barrier_arrive(ptx_shared(&m->q_empty[ring_before(q)]));
     }

@@ -105,10 +105,14 @@ PTX_INLINE void store_scores(const uint8_t *tile, const uint32_t *ds)
     }
 }
 
-/* which piece of a tile's dQ, of a half of the columns */
-PTX_INLINE int its_piece(int half)
+/* a half of the warp's columns of dQ of a step */
+PTX_INLINE void add_half(const attn__backward_params *p, const work *w, int slot, int tile, int half,
+                         const float *dq)
 {
-    return (int)(ptx_thread() / 32) * 2 + half;
+    int64_t piece = its_piece((slot + tile) * 16 + half, 2);
+    wait_turn(p, w, piece, tile);
+    add_query_gradient(p, piece, dq);
+    pass_turn(p, piece);
 }
 
 /* Which step it is: its tile of queries and query head. */
@@ -143,7 +147,7 @@ PTX_INLINE void softmax_step(const attn__backward_params *p, shared_memory *m, u
                              float *s, float *dp)
 {
     uint32_t stage = n % 2, columns = (ptx_thread() / 128) * 32 + ptx_thread() % 4 * 4, packed[SCORES / 2];
-    bool is_cut = work_is_cut(&m->w, at->tile * QUERIES, KEYS, QUERIES);
+    bool is_cut = at->tile < m->w.whole_first || at->tile >= m->w.whole_end;
     int first_query = at->tile * QUERIES + (int)(ptx_thread() / 128) * 32;
     PTX_WGMMA_WAIT(2); /* S */
     ptx_hold(s, SCORES);
@@ -202,8 +206,7 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t 
         PTX_WGMMA_WAIT(0);
         ptx_hold(dq, 32);
         if (before.tile >= 0) {
-            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(0), dq,
-                               turn_of(&m->w, before.tile));
+            add_half(p, &m->w, before.slot, before.tile, 0, dq);
         }
         half_query_gradient(m, *n + 1, 1, dq);
         ptx_sync(1, CONSUMERS);
@@ -211,8 +214,7 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t 
         PTX_WGMMA_WAIT(1); /* dQ */
         ptx_hold(dq, 32);
         if (before.tile >= 0) {
-            add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(1), dq,
-                               turn_of(&m->w, before.tile));
+            add_half(p, &m->w, before.slot, before.tile, 1, dq);
         }
         before = at;
         if (--steps == 0) {
@@ -229,8 +231,7 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, uint32_t 
         half_query_gradient(m, *n, half, dq);
         PTX_WGMMA_WAIT(0);
         ptx_hold(dq, 32);
-        add_query_gradient(p, (int64_t)(before.slot + before.tile) * 16 + its_piece(half), dq,
-                           turn_of(&m->w, before.tile));
+        add_half(p, &m->w, before.slot, before.tile, half, dq);
     }
     ptx_hold(dk, GRADIENT);
     ptx_hold(dv, GRADIENT);

@@ -41,11 +41,6 @@ PTX_INLINE int64_t row_offset(const attn__cuda_tensor *t, const rows *r, int que
     return r->batch * t->batch + r->head * t->head + ((int64_t)r->s.first_q + query) * t->token;
 }
 
-PTX_INLINE float dot_pairs(uint32_t a, uint32_t b)
-{
-    return unpack_low(a) * unpack_low(b) + unpack_high(a) * unpack_high(b);
-}
-
 PTX_INLINE float dot_pair(uint32_t a, float low, float high)
 {
     return unpack_low(a) * low + unpack_high(a) * high;
@@ -128,24 +123,13 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
     }
 }
 
-PTX_INLINE float dot_rows(const uint16_t *a, const uint16_t *b, int dim)
-{
-    float sum = 0.0F;
-#pragma unroll 1
-    for (int i = 0; i < dim; i += 8) {
-        uint4 x = *(const uint4 *)(a + i), y = *(const uint4 *)(b + i);
-        sum += dot_pairs(x.x, y.x) + dot_pairs(x.y, y.y) + dot_pairs(x.z, y.z) + dot_pairs(x.w, y.w);
-    }
-    return sum;
-}
-
 /* x = 8 columns of dQ of a query, from memory */
 PTX_INLINE void make_anew(const attn__backward_params *p, const rows *r, int query, int column,
                           float minus_lse, float delta, float *x)
 {
     int head = r->head / p->group;
-    const uint16_t *q = (const uint16_t *)p->q_rows.data + row_offset(&p->q_rows, r, query);
-    const uint16_t *dout = (const uint16_t *)p->dout_rows.data + row_offset(&p->dout_rows, r, query);
+    const uint16_t *q = input_row(&p->q_rows, r->batch, r->head, r->s.first_q + query);
+    const uint16_t *dout = input_row(&p->dout_rows, r->batch, r->head, r->s.first_q + query);
     int to = minus_lse == -INFINITY ? 0 : min(r->s.keys, query + r->s.high + 1);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
@@ -153,31 +137,17 @@ PTX_INLINE void make_anew(const attn__backward_params *p, const rows *r, int que
     }
 #pragma unroll 1
     for (int key = max(0, query + r->s.low); key < to; key++) {
-        int64_t token = (int64_t)r->s.first_kv + key;
-        const uint16_t *k = (const uint16_t *)p->k_rows.data + r->batch * p->k_rows.batch +
-                            head * p->k_rows.head + token * p->k_rows.token;
-        const uint16_t *v = (const uint16_t *)p->v_rows.data + r->batch * p->v_rows.batch +
-                            head * p->v_rows.head + token * p->v_rows.token;
+        const uint16_t *k = input_row(&p->k_rows, r->batch, head, r->s.first_kv + key);
+        const uint16_t *v = input_row(&p->v_rows, r->batch, head, r->s.first_kv + key);
         float weight = ptx_exp2(fmaf(dot_rows(q, k, p->dim_qk), p->scale_log2, minus_lse));
-        float ds = p->scale * weight * (dot_rows(dout, v, p->dim_v) - delta);
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            uint32_t pair = ((const uint32_t *)(const void *)(k + column))[i];
-            x[2 * i] = fmaf(ds, unpack_low(pair), x[2 * i]);
-            x[2 * i + 1] = fmaf(ds, unpack_high(pair), x[2 * i + 1]);
-        }
+        add_columns(x, p->scale * weight * (dot_rows(dout, v, p->dim_v) - delta), k + column);
     }
 }
 
 /* Not all of 8 columns are numbers, and lse and delta of the row do not tell why. */
 PTX_INLINE bool is_stained(const float *x, const float *minus_lse, const float *delta)
 {
-    float sum = 0.0F;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-        sum += x[i] * 0.0F;
-    }
-    return !(sum == 0.0F) && *minus_lse == *minus_lse && *delta == *delta;
+    return !are_numbers(x) && *minus_lse == *minus_lse && *delta == *delta;
 }
 
 /* 8 columns of a row of a tile, as a number */

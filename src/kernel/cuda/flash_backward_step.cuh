@@ -175,37 +175,89 @@ PTX_INLINE void round_scores(uint32_t *packed, const float *s)
     }
 }
 
-/* How many tiles of keys before this one see any of a tile of queries. */
-PTX_INLINE int turn_of(const work *w, int tile)
+/* ---- the sum of dQ ---- */
+
+/* which piece of a tile's sum is the warp's; `of_warp`: pieces of a warp */
+PTX_INLINE int64_t its_piece(int piece, int of_warp)
 {
-    return (w->first_key - max(0, tile * QUERIES + w->s.low) / KEYS * KEYS) / KEYS;
+    return (int64_t)piece + ptx_thread() / 32 * of_warp;
 }
 
-/*
- * Adds 64 columns of 16 rows to the sum of dQ, straight from the registers, as they lie; `turn`: after that
- * many tiles of keys before this one.
- */
-PTX_INLINE void add_query_gradient(const attn__backward_params *p, int64_t piece, const float *dq, int turn)
+/* Deterministic: waits until all tiles of keys before this one that see any of the tile of queries have added
+ * theirs. */
+PTX_INLINE void wait_turn(const attn__backward_params *p, const work *w, int64_t piece, int tile)
 {
-    uint32_t lane = ptx_thread() % 32;
-    float *to = p->dq_sum + piece * ATTN__BACKWARD_PIECE + lane * 4;
-    if (p->turns != nullptr && lane == 0) {
+    if (p->turns != nullptr && is_first_lane()) {
+        int turn = (w->first_key - max(0, tile * QUERIES + w->s.low) / KEYS * KEYS) / KEYS;
         while (ptx_load_acquire(p->turns + piece) != turn) {
         }
     }
     __syncwarp();
+}
+
+/* Deterministic: what the warp has added is there, and the next tile of keys may.  Not at once after adding:
+ * that would be a wait for memory.  piece -1: nothing was added. */
+PTX_INLINE void pass_turn(const attn__backward_params *p, int64_t piece)
+{
+    if (p->turns != nullptr && piece >= 0) {
+        __threadfence();
+        __syncwarp();
+        if (is_first_lane()) {
+            ptx_add_release(p->turns + piece, 1);
+        }
+    }
+    __syncwarp();
+}
+
+/* Adds 64 columns of 16 rows, straight from the registers, as they lie. */
+PTX_INLINE void add_query_gradient(const attn__backward_params *p, int64_t piece, const float *dq)
+{
+    float *to = p->dq_sum + piece * ATTN__BACKWARD_PIECE + ptx_thread() % 32 * 4;
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         ptx_add_f32x4(to + i * 128, dq[4 * i], dq[4 * i + 1], dq[4 * i + 2], dq[4 * i + 3]);
     }
-    if (p->turns != nullptr) {
-        __threadfence();
-        __syncwarp();
-        if (lane == 0) {
-            ptx_store_release(p->turns + piece, turn + 1);
+}
+
+/* ---- the way out ---- */
+
+/* 64 columns that lie in the warp's piece, from column `first` on.  What the band's masked queries may have
+ * stained is left for last. */
+PTX_INLINE void store_part(const attn__backward_params *p, const work *w, const outlet *out, uint32_t piece,
+                           int first)
+{
+    uint32_t lane = ptx_thread() % 32, quad = piece + lane % 8 * 64;
+    int row = its_row() / 16 * 16 + (int)(lane % 8);
+    bool is_cut = w->first < w->whole_first || w->first + w->count > w->whole_end;
+    uint32_t stained = 0;
+#pragma unroll
+    for (int n = 0; n < 2; n++) {
+        uint32_t block = lane / 8 + 4 * n;
+        float x[16];
+        read_rows(x, quad + block * 512, lane / 2 % 4, out->scale);
+#pragma unroll
+        for (int half = 0; half < 2; half++) {
+            if (is_cut && !are_numbers(x + 8 * half)) {
+                stained |= 1U << (2 * n + half);
+            } else {
+                store_key(p, out, w, row + 8 * half, first + (int)block * 8, x + 8 * half);
+            }
         }
     }
-    __syncwarp();
+#pragma unroll 1
+    for (int i = 0; i < 4; i++) {
+        int half = i % 2, column = first + (int)(lane / 8 + i / 2 * 4) * 8;
+        if ((stained >> i & 1) == 0 || w->first_key + row + 8 * half >= w->s.keys || column >= out->dim) {
+            continue;
+        }
+        float x[8];
+        bool anew = make_key_anew(p, w, QUERIES, row + 8 * half, column, out->is_value, x);
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            x[j] = anew ? x[j] * out->scale : NAN;
+        }
+        store_key(p, out, w, row + 8 * half, column, x);
+    }
 }
 
 /*
@@ -219,7 +271,6 @@ PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, u
     enum { PARTS = COLUMNS / 64 };
     uint32_t lane = ptx_thread() % 32;
     uint32_t place = piece + (lane ^ lane / 8 % 4) * 16;
-    int row = its_row() / 16 * 16 + (int)(lane % 8);
     int first = COLUMNS < DIM ? (int)its_group() * COLUMNS : 0;
 #pragma unroll 1
     for (int part = 0; part < 2 * PARTS; part++) {
@@ -235,14 +286,9 @@ PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, u
             }
         }
         __syncwarp();
-        const attn__cuda_tensor *to = part < PARTS ? &p->dk : &p->dv;
-        int dim = to->data == nullptr ? 0 : part < PARTS ? p->dim_qk : p->dim_v;
-        float scale = part < PARTS ? p->scale : 1.0F;
-#pragma unroll
-        for (uint32_t i = lane / 8; i < 8; i += 4) {
-            store_rows(p, to, w, row, first + part % PARTS * 64 + (int)i * 8, dim,
-                       piece + i * 512 + lane % 8 * 64, lane / 2 % 4, scale);
-        }
+        outlet out = {part < PARTS ? &p->dk : &p->dv, 0, part < PARTS ? p->scale : 1.0F, part >= PARTS};
+        out.dim = out.to->data == nullptr ? 0 : out.is_value ? p->dim_v : p->dim_qk;
+        store_part(p, w, &out, piece, first + part % PARTS * 64);
     }
     __syncwarp();
 }

@@ -44,6 +44,7 @@ typedef struct work {
     sequence s;
     int batch, head, first_key; /* head: of keys */
     int first, count;           /* tiles of queries; count 0: none sees it */
+    int whole_first, whole_end; /* of these, all queries see all keys; before and behind, some do not */
 } work;
 
 /* The thread that does this has few registers: what is done lies in shared memory. */
@@ -64,19 +65,16 @@ PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int t
     int last_key = min(w->first_key + tile_keys, w->s.keys) - 1;
     int from = max(0, w->first_key - w->s.high);
     int to = min(w->s.queries - 1, last_key - w->s.low);
+    /* the tile's first query must see the last key, its last one the first key */
+    int whole_from = max(0, w->first_key + tile_keys - 1 - w->s.high);
+    int whole_to = w->first_key - w->s.low + 1;
+    w->whole_first = (whole_from + tile_queries - 1) / tile_queries;
+    w->whole_end = w->first_key + tile_keys > w->s.keys ? 0 : max(0, whole_to) / tile_queries;
     w->first = from / tile_queries;
     w->count = to >= from && w->first_key < w->s.keys && w->s.low <= w->s.high
                    ? to / tile_queries - w->first + 1
                    : 0;
     PTX_FORGET();
-}
-
-/* Some of these queries may not see some of these keys, or there are fewer keys. */
-PTX_INLINE bool work_is_cut(const work *w, int first_query, int tile_keys, int tile_queries)
-{
-    int last_key = w->first_key + tile_keys - 1;
-    return last_key >= w->s.keys || last_key > first_query + w->s.high ||
-           w->first_key < first_query + tile_queries - 1 + w->s.low;
 }
 
 /* Coordinates of a token for the copy engine: see ATTN__TILE_RAGGED. */

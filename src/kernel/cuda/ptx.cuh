@@ -149,9 +149,9 @@ PTX_INLINE int ptx_load_acquire(const int *global)
     asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(value) : "l"(global) : "memory");
     return value;
 }
-PTX_INLINE void ptx_store_release(int *global, int value)
+PTX_INLINE void ptx_add_release(int *global, int value)
 {
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
+    asm volatile("red.release.gpu.global.add.s32 [%0], %1;" ::"l"(global), "r"(value) : "memory");
 }
 
 /* Four 8 x 8 matrices of 16 bits; lane l gives the address of row l % 8 of matrix l / 8. */
