@@ -15,12 +15,10 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
             ptx_barrier_init(ptx_shared(&m->q_full[i]), 1);
             ptx_barrier_init(ptx_shared(&m->q_empty[i]), 8);
         }
-#if DIM != 256
         for (int i = 0; i < 2; i++) {
             ptx_barrier_init(ptx_shared(&m->ds_full[i]), 8);
             ptx_barrier_init(ptx_shared(&m->ds_empty[i]), 8);
         }
-#endif
         for (int i = 0; i < O_STAGES; i++) {
             ptx_barrier_init(ptx_shared(&m->o_full[i]), 1);
             ptx_barrier_init(ptx_shared(&m->o_empty[i]), 8);
