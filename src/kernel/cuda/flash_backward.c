@@ -4,7 +4,8 @@
  *
  * METHOD.  flash_backward_before makes delta and the scaled lse and zeroes the sum of dQ; flash_backward (by
  * tiles of keys) adds to that sum and writes dK and dV; flash_backward_after rounds dQ.  The main kernel
- * takes one block a multiprocessor, and its blocks fetch tiles from a counter.
+ * takes one block a multiprocessor, and its blocks, or beyond 128 dims its pairs of blocks, fetch tiles from
+ * a counter.
  *
  * COST.  Workspace: 4 bytes for each element of dQ with dims padded to 64, 128 or 256 and tokens to a tile,
  * and 8 for each row.  Nothing grows like queries times keys.
@@ -23,6 +24,7 @@ enum { ALIGN = 256, ROW_THREADS = 256, MAIN_THREADS = 384, ROW_BLOCKS = 8, HEADS
 /* The three kernels of padded dims. */
 typedef struct variant {
     int dim, queries, keys;
+    int blocks; /* of a cluster, which share a tile of keys */
     unsigned shared;
     const char *image[2]; /* fp16, bf16 */
 } variant;
@@ -31,16 +33,19 @@ static const variant variants[] = {
     {64,
      ATTN__BACKWARD_QUERIES_64,
      ATTN__BACKWARD_KEYS_64,
+     1,
      ATTN__BACKWARD_SHARED_64,
      {"flash_backward_f16_64", "flash_backward_bf16_64"}},
     {128,
      ATTN__BACKWARD_QUERIES_128,
      ATTN__BACKWARD_KEYS_128,
+     1,
      ATTN__BACKWARD_SHARED_128,
      {"flash_backward_f16_128", "flash_backward_bf16_128"}},
     {256,
      ATTN__BACKWARD_QUERIES_256,
      ATTN__BACKWARD_KEYS_256,
+     2,
      ATTN__BACKWARD_SHARED_256,
      {"flash_backward_f16_256", "flash_backward_bf16_256"}},
 };
@@ -162,7 +167,8 @@ static int32_t together_of(const attn__cuda_call *call, const variant *v, const 
     }
     int64_t bytes = attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
     int64_t tiles = attn__max(attn__ceil_div(call->tokens_kv, v->keys), 1);
-    int64_t enough = tiles + tiles / 8 >= device->sms ? 1 : attn__ceil_div(device->sms, tiles);
+    int64_t clusters = device->sms / v->blocks;
+    int64_t enough = tiles + tiles / 8 >= clusters ? 1 : attn__ceil_div(clusters, tiles);
     int64_t least = attn__max(HEADS_IN_L2 / bytes, enough);
     for (int64_t n = least; n <= 2 * least && n <= heads; n++) {
         if (heads % n == 0) {
@@ -209,8 +215,8 @@ static attn_status fill_maps(attn__backward_params *p, const attn__cuda_call *ca
     } maps[] = {
         {&p->q, &call->q, call->dim_qk, call->heads_q, call->tokens_q, v->queries},
         {&p->dout, &call->dout, call->dim_v, call->heads_q, call->tokens_q, v->queries},
-        {&p->k, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, v->keys},
-        {&p->v, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, v->keys},
+        {&p->k, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv, v->keys / v->blocks},
+        {&p->v, &call->v, call->dim_v, call->heads_kv, call->tokens_kv, v->keys / v->blocks},
     };
     for (size_t i = 0; i < sizeof maps / sizeof *maps; i++) {
         ATTN__TRY(attn__cuda_map(maps[i].map, call->dtype, maps[i].tensor, maps[i].dim, maps[i].heads,
@@ -283,9 +289,10 @@ static attn_status launch_main(attn__backward_params *p, const attn__cuda_call *
     int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
     attn__cuda_launch launch = {
         .function = function,
-        .grid = {(unsigned)attn__min(p->tiles, sms), 1, 1},
+        .grid = {(unsigned)(v->blocks * attn__min(p->tiles, attn__max(sms / v->blocks, 1))), 1, 1},
         .block = MAIN_THREADS,
         .shared = v->shared,
+        .cluster = v->blocks > 1 ? (unsigned)v->blocks : 0,
         .overlap = true,
         .stream = stream,
     };

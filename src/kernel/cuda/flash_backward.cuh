@@ -29,6 +29,7 @@ enum {
     QUERIES = ATTN__BACKWARD_QUERIES_128,
 #endif
     KEYS = 128,
+    ROWS = KEYS, /* the block's */
     PANELS = DIM / 64,
     Q_STAGES = 3,
     O_STAGES = 2,

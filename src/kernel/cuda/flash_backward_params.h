@@ -15,7 +15,7 @@ enum {
     ATTN__BACKWARD_QUERIES_256 = 64,
     ATTN__BACKWARD_KEYS_64 = 128,
     ATTN__BACKWARD_KEYS_128 = 128,
-    ATTN__BACKWARD_KEYS_256 = 64,
+    ATTN__BACKWARD_KEYS_256 = 128, /* of two blocks, half each */
     /* bytes of shared memory, as the kernels lay it out (they check it) */
     ATTN__BACKWARD_SHARED_64 = 221184,
     ATTN__BACKWARD_SHARED_128 = 221184,

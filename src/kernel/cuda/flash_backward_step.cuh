@@ -102,11 +102,11 @@ PTX_INLINE bool is_first_lane(void)
 {
     return ptx_thread() % 32 == 0;
 }
-/* the first of its two rows of keys in the tile */
+/* the first of its two rows of the block's keys */
 PTX_INLINE int its_row(void)
 {
     uint32_t thread = ptx_thread();
-    return (int)(thread / 32 % (KEYS / 16) * 16 + thread % 32 / 4);
+    return (int)(thread / 32 % (ROWS / 16) * 16 + thread % 32 / 4);
 }
 
 /* Which columns of a row see its key: column - first below count, as unsigned. */

@@ -175,6 +175,57 @@ PTX_INLINE void ptx_read_f32x4(float *x, uint32_t shared)
                  : "memory");
 }
 
+/* ---- clusters: blocks that read and write each other's shared memory ---- */
+
+PTX_INLINE uint32_t ptx_rank(void)
+{
+    uint32_t rank;
+    asm volatile("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+/* the address in a block of the cluster that a shared address of this one has there */
+PTX_INLINE uint32_t ptx_remote(uint32_t shared, uint32_t rank)
+{
+    uint32_t remote;
+    asm volatile("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(remote) : "r"(shared), "r"(rank));
+    return remote;
+}
+/* all threads of the cluster that have not ended */
+PTX_INLINE void ptx_cluster_sync(void)
+{
+    asm volatile("barrier.cluster.arrive.release;\n"
+                 "barrier.cluster.wait.acquire;" ::: "memory");
+}
+/* Says that this block's products and copies have read what they had to.  It does not wait for its writes to be seen by the
+ * other block: that would be a wait for all its writes to memory. */
+PTX_INLINE void ptx_barrier_arrive_remote(uint32_t remote)
+{
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" ::"r"(remote) : "memory");
+}
+/* The same place in the shared memory of all blocks of `mask`, and their barriers. */
+PTX_INLINE void ptx_load_tile_5d_all(uint32_t shared, const void *map, uint32_t barrier, uint16_t mask, int c0, int c1,
+                                     int c2, int c3, int c4)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "h"(mask)
+                 : "memory");
+}
+/* From this block's shared memory to another's, whose barrier counts the bytes. */
+PTX_INLINE void ptx_copy_remote(uint32_t remote, uint32_t shared, uint32_t bytes, uint32_t remote_barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.shared::cta.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                     remote),
+                 "r"(shared), "r"(bytes), "r"(remote_barrier)
+                 : "memory");
+}
+PTX_INLINE void ptx_store_remote(uint32_t remote, int value, uint32_t remote_barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(remote), "r"(value),
+                 "r"(remote_barrier)
+                 : "memory");
+}
+
 /* ---- launches ---- */
 
 PTX_INLINE void ptx_grid_wait(void)
