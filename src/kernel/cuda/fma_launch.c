@@ -29,7 +29,7 @@ static const int64_t most_tokens = (int64_t)1 << 29; /* positions are 32 bits wi
 
 static const fma_kernel forwards[] = {
     {64, "fma_forward_64", 128, 64, 128, 81920},
-    {128, "fma_forward_128", 64, 64, 128, 106496},
+    {128, "fma_forward_128", 128, 128, 256, 229376},
     {256, "fma_forward_256", 128, 32, 256, 212992},
     {512, "fma_forward_512", 64, 32, 256, 212992},
 };
