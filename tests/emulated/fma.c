@@ -173,13 +173,6 @@ static void forward_is_right(void **state)
     forward_cases(&attn__cuda_fma_sm90, 512, 2);
 }
 
-static void tf32x3_is_right(void **state)
-{
-    (void)state;
-    forward_cases(&attn__cuda_tf32x3_sm90, 64, 3);
-    forward_cases(&attn__cuda_tf32x3_sm90, 128, 3);
-}
-
 /* to holds what from holds */
 static void copy_rows(case_tensor *to, const case_tensor *from)
 {
@@ -240,7 +233,6 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(forward_is_right),
-        cmocka_unit_test(tf32x3_is_right),
         cmocka_unit_test(backward_is_right),
     };
     return cmocka_run_group_tests(tests, install, NULL);

@@ -12,8 +12,6 @@
     X(fma_forward_128, attn__fma_forward)                                                                    \
     X(fma_forward_256, attn__fma_forward)                                                                    \
     X(fma_forward_512, attn__fma_forward)                                                                    \
-    X(tf32x3_forward_64, attn__fma_forward)                                                                  \
-    X(tf32x3_forward_128, attn__fma_forward)                                                                 \
     X(fma_backward_64, attn__fma_backward)                                                                   \
     X(fma_backward_128, attn__fma_backward)                                                                  \
     X(fma_backward_256, attn__fma_backward)                                                                  \

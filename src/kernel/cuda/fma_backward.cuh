@@ -277,20 +277,25 @@ static __device__ __forceinline__ void make_queries(float *sum)
                      BLOCK_K / PARTS / 4, 1, false);
 }
 
+/* A thread's 8 rows of sums, times scale, to a tile from `to` on; swapped: as accumulators that are stored swapped. */
+static __device__ __forceinline__ void stage_sums(char *to, const float *sum, const int columns, const int swapped, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < columns; j += 4) {
+            const float *x = sum + i * columns + j;
+            *(float4 *)(to + FMA_ROW(i) * ROW + FMA_COLUMN_PLACE(j)) =
+                make_float4(x[swapped] * scale, x[1 - swapped] * scale, x[2 + swapped] * scale, x[3 - swapped] * scale);
+        }
+    }
+}
+
 /* A warp's 32 keys x 64 dims of dK or dV to a tile. */
 static __device__ __forceinline__ void stage_keys(char *tile, const float *sum, float scale)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    char *to = tile + (warp % K_DOWN * 32 + 4 * fma_ty(lane)) * ROW + warp / K_DOWN * 256 + 16 * fma_tx(lane);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 4) {
-            const float *x = sum + i * 8 + j;
-            *(float4 *)(to + FMA_ROW(i) * ROW + j / 4 * 128) =
-                make_float4(x[1] * scale, x[0] * scale, x[3] * scale, x[2] * scale);
-        }
-    }
+    stage_sums(tile + (warp % K_DOWN * 32 + 4 * fma_ty(lane)) * ROW + warp / K_DOWN * 256 + 16 * fma_tx(lane), sum, 8, 1, scale);
 }
 
 /* The tile to memory.  mended: dO or Q, or NULL. */
@@ -317,16 +322,9 @@ static __device__ __forceinline__ void put_keys(const attn__fma_backward *p, con
 static __device__ __forceinline__ void stage_queries(const float *dq)
 {
     const place at = place_of_queries();
-    char *to = shared + AT_SUM + at.part * (BLOCK_Q * ROW) + at.row * ROW + at.column * 4 + 16 * at.tx;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-#pragma unroll
-        for (int j = 0; j < Q_COLUMNS; j += 4) {
-            const float *x = dq + i * Q_COLUMNS + j;
-            *(float4 *)(to + FMA_ROW(i) * ROW + j / 4 * 128) = make_float4(x[0], x[1], x[2], x[3]);
-        }
-    }
+    stage_sums(shared + AT_SUM + at.part * (BLOCK_Q * ROW) + at.row * ROW + at.column * 4 + 16 * at.tx, dq, Q_COLUMNS, 0, 1.0f);
 }
+
 /* The sum of the parts, to memory. */
 static __device__ __forceinline__ void add_queries(const attn__fma_backward *p, const keys_item *it, int step, bool mended)
 {
