@@ -56,6 +56,12 @@ set(ATTN_KERNEL_CUDA
 set(ATTN_CUBINS
     src/kernel/cuda/bf16x3_forward_128.cu
     src/kernel/cuda/bf16x3_forward_64.cu
+    src/kernel/cuda/few16_bf16_128.cu
+    src/kernel/cuda/few16_bf16_256.cu
+    src/kernel/cuda/few16_bf16_64.cu
+    src/kernel/cuda/few16_f16_128.cu
+    src/kernel/cuda/few16_f16_256.cu
+    src/kernel/cuda/few16_f16_64.cu
     src/kernel/cuda/few_bf16_128.cu
     src/kernel/cuda/few_bf16_256.cu
     src/kernel/cuda/few_bf16_64.cu
