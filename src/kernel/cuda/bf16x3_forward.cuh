@@ -41,7 +41,7 @@ enum {
     AT_RING = AT_Q + PARTS * Q_PART,
     AT_LSE = AT_RING + STAGES * STAGE,
     AT_BARRIERS = AT_LSE + BLOCK_Q * 4, /* two a stage: it is full; it is empty */
-    AT_CLEANED = AT_BARRIERS + STAGES * 16,
+    AT_CLEANED = AT_BARRIERS + STAGES * 16, /* of each stage the last round in which V was not finite */
     OUTPUT_THREADS = CONSUMERS,
 };
 
@@ -122,28 +122,36 @@ static __device__ __forceinline__ queries_item item_of(const attn__fma_forward *
     return it;
 }
 
-/* A stage of the ring, and how often the turn has come round. */
+/* A stage of the ring, and how often the turn has come round, counted from 1. */
 typedef struct ring_turn {
-    uint32_t stage, parity;
+    int stage, round;
 } ring_turn;
 
 static __device__ __forceinline__ void turn_on(ring_turn *t)
 {
     if (++t->stage == STAGES) {
         t->stage = 0;
-        t->parity ^= 1;
+        t->round++;
     }
+}
+static __device__ __forceinline__ int *cleaned_round(const ring_turn *t)
+{
+    return (int *)(shared + AT_CLEANED) + t->stage;
 }
 static __device__ __forceinline__ uint32_t full_barrier(const ring_turn *t)
 {
     return ptx_shared(shared) + AT_BARRIERS + t->stage * 16;
 }
+static __device__ __forceinline__ void wait_full(const ring_turn *t)
+{
+    ptx_barrier_wait(full_barrier(t), (t->round & 1) ^ 1);
+}
 
 /* ---- the warpgroup that fills the ring ---- */
 
-/* Keys from `from` on, of which `there` exist.  Unless cleaned is NULL, what is not finite becomes 0, and *cleaned `number`. */
+/* Keys from `from` on, of which `there` exist.  clean: what is not finite becomes 0, and is told of. */
 static __device__ __forceinline__ void fill_stage(ring_turn *t, const attn__fma_array *array, const float *from, int there,
-                                                  int dim, int *cleaned, int number)
+                                                  int dim, bool clean)
 {
     enum { AT_ONCE = 4, DOWN = PRODUCERS / CHUNKS };
     const int thread = ptx_thread_signed() - CONSUMERS, chunk = thread % CHUNKS, first = thread / CHUNKS;
@@ -157,16 +165,16 @@ static __device__ __forceinline__ void fill_stage(ring_turn *t, const attn__fma_
             fetch(x[i], array, from + row * array->token, 8 * chunk, dim, row < there);
         }
         if (begin == 0) {
-            ptx_barrier_wait(full + 8, t->parity ^ 1);
+            ptx_barrier_wait(full + 8, t->round & 1);
         }
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
-            if (cleaned) {
+            if (clean) {
 #pragma unroll
                 for (int c = 0; c < 8; c++) {
                     if (!fma_finite(x[i][c])) {
                         x[i][c] = 0.0f;
-                        *cleaned = number;
+                        *cleaned_round(t) = t->round;
                     }
                 }
             }
@@ -180,20 +188,18 @@ static __device__ __forceinline__ void fill_stage(ring_turn *t, const attn__fma_
 
 static __device__ __forceinline__ void produce(const attn__fma_forward *p)
 {
-    ring_turn turn = {0, 0};
-    int number = 0;
+    ring_turn turn = {0, 1};
 #pragma unroll 1
     for (int64_t item = blockIdx.x; item < p->items; item += gridDim.x) {
         const queries_item it = item_of(p, item);
-        int *cleaned = (int *)(shared + AT_CLEANED) + (++number & 1);
         const float *k = (const float *)p->k.data + it.batch * p->k.batch + it.head_kv * p->k.head +
                          (it.s.first_kv + it.key) * p->k.token;
         const float *v = (const float *)p->v.data + it.batch * p->v.batch + it.head_kv * p->v.head +
                          (it.s.first_kv + it.key) * p->v.token;
 #pragma unroll 1
         for (int key = it.key; key < it.end; key += BLOCK_K) {
-            fill_stage(&turn, &p->k, k, it.s.keys - key, p->problem.dim_qk, NULL, 0);
-            fill_stage(&turn, &p->v, v, it.s.keys - key, p->problem.dim_v, cleaned, number);
+            fill_stage(&turn, &p->k, k, it.s.keys - key, p->problem.dim_qk, false);
+            fill_stage(&turn, &p->v, v, it.s.keys - key, p->problem.dim_v, true);
             k += BLOCK_K * p->k.token;
             v += BLOCK_K * p->v.token;
         }
@@ -325,28 +331,31 @@ static __device__ __forceinline__ void weigh(work *w, float *s, float *fade)
     }
 }
 
+/* The warp has read the stage. */
 static __device__ __forceinline__ void release(ring_turn *t)
 {
+    __syncwarp();
     if (ptx_thread_signed() % 32 == 0) {
         ptx_barrier_arrive(full_barrier(t) + 8);
     }
     turn_on(t);
 }
 
-/* A tile of keys. */
-static __device__ __forceinline__ void compute_tile(work *w, ring_turn *t, const queries_item *it, int key)
+/* A tile of keys; whether what of its V is not finite was left out. */
+static __device__ __forceinline__ bool compute_tile(work *w, ring_turn *t, const queries_item *it, int key)
 {
     const fma_band band = fma_band_of(&it->s, it->query, key);
     const int first = group_row();
     const bool none = fma_none(&band, first, first + 63, BLOCK_K);
     float s[SCORES], sum[OUTPUT], fade[2];
     uint32_t weights[PARTS][SCORES / 2];
-    ptx_barrier_wait(full_barrier(t), t->parity);
+    wait_full(t);
     if (none) {
         release(t);
-        ptx_barrier_wait(full_barrier(t), t->parity);
+        wait_full(t);
+        const bool cleaned = *cleaned_round(t) == t->round;
         release(t);
-        return;
+        return cleaned;
     }
     multiply_keys(s, ptx_shared(shared) + AT_RING + t->stage * STAGE);
     release(t);
@@ -358,13 +367,15 @@ static __device__ __forceinline__ void compute_tile(work *w, ring_turn *t, const
     for (int i = 0; i < SCORES / 2; i++) {
         split(&weights[0][i], &weights[1][i], &weights[2][i], s[2 * i], s[2 * i + 1]);
     }
-    ptx_barrier_wait(full_barrier(t), t->parity);
+    wait_full(t);
+    const bool cleaned = *cleaned_round(t) == t->round;
     multiply_values(sum, weights, ptx_shared(shared) + AT_RING + t->stage * STAGE);
     release(t);
 #pragma unroll
     for (int i = 0; i < OUTPUT; i++) {
         w->o[i] = fmaf(w->o[i], fade[i / 2 % 2], sum[i]);
     }
+    return cleaned;
 }
 
 /* O, its neighbours exchanged, and the rows' lse, to shared memory. */
@@ -391,12 +402,11 @@ static __device__ __forceinline__ void stage_output(const work *w)
 
 static __device__ __forceinline__ void consume(const attn__fma_forward *p)
 {
-    ring_turn turn = {0, 0};
-    int number = 0;
+    ring_turn turn = {0, 1};
 #pragma unroll 1
     for (int64_t item = blockIdx.x; item < p->items; item += gridDim.x) {
         queries_item it = item_of(p, item);
-        number++;
+        bool cleaned = false;
         if (it.left <= 0) {
             continue;
         }
@@ -413,7 +423,7 @@ static __device__ __forceinline__ void consume(const attn__fma_forward *p)
         load_queries(p, &it);
 #pragma unroll 1
         for (int key = it.key; key < it.end; key += BLOCK_K) {
-            compute_tile(&w, &turn, &it, key);
+            cleaned |= compute_tile(&w, &turn, &it, key);
         }
         OUTPUT_SYNC(); /* nobody reads Q any more */
         stage_output(&w);
@@ -421,7 +431,7 @@ static __device__ __forceinline__ void consume(const attn__fma_forward *p)
         asm volatile("" : "+l"(item)); /* found anew, rather than kept in registers meanwhile */
         it = item_of(p, item);
         put_output(p, &it.s, it.batch, it.head, it.query, shared + AT_Q, (const float *)(shared + AT_LSE),
-                   ((const int *)(shared + AT_CLEANED))[number & 1] == number);
+                   cleaned);
         OUTPUT_SYNC();
     }
 }
@@ -429,11 +439,11 @@ static __device__ __forceinline__ void consume(const attn__fma_forward *p)
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1) NAME(const __grid_constant__ attn__fma_forward p)
 {
     if (threadIdx.x == 0) {
-        for (ring_turn t = {0, 0}; t.parity == 0; turn_on(&t)) {
+        for (ring_turn t = {0, 1}; t.round == 1; turn_on(&t)) {
             ptx_barrier_init(full_barrier(&t), PRODUCERS);
             ptx_barrier_init(full_barrier(&t) + 8, CONSUMERS / 32);
+            *cleaned_round(&t) = 0;
         }
-        ((int *)(shared + AT_CLEANED))[0] = ((int *)(shared + AT_CLEANED))[1] = 0;
         ptx_barrier_init_fence();
     }
     __syncthreads();

@@ -62,6 +62,36 @@ PTX_INLINE void ptx_copy_commit(void)
 }
 #define PTX_COPY_WAIT(n) machine_wait(n)
 
+/* registers are as many as the CPU has, and ordinary writes are seen at once */
+#define PTX_REGISTERS_MORE(n)
+#define PTX_REGISTERS_LESS(n)
+PTX_INLINE void ptx_fence_async(void)
+{
+}
+PTX_INLINE void ptx_barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    machine_barrier_init(barrier, arrivals);
+}
+PTX_INLINE void ptx_barrier_init_fence(void)
+{
+}
+PTX_INLINE void ptx_barrier_arrive(uint32_t barrier)
+{
+    machine_barrier_arrive(barrier);
+}
+PTX_INLINE void ptx_barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    machine_barrier_wait(barrier, parity);
+}
+PTX_INLINE void ptx_sync(int id, int threads)
+{
+    machine_sync_some((unsigned)id, (unsigned)threads);
+}
+
+PTX_INLINE uint32_t ptx_pack_bf16(float low, float high)
+{
+    return (uint32_t)attn__f32_to_bf16(high) << 16 | attn__f32_to_bf16(low);
+}
 PTX_INLINE float ptx_min_nan(float a, float b)
 {
     return a != a ? a : b != b || b < a ? b : a;
