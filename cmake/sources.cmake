@@ -54,6 +54,14 @@ set(ATTN_KERNEL_CUDA
 
 # each becomes a cubin of that name
 set(ATTN_CUBINS
+    src/kernel/cuda/bf16x3_forward_128.cu
+    src/kernel/cuda/bf16x3_forward_64.cu
+    src/kernel/cuda/few16_bf16_128.cu
+    src/kernel/cuda/few16_bf16_256.cu
+    src/kernel/cuda/few16_bf16_64.cu
+    src/kernel/cuda/few16_f16_128.cu
+    src/kernel/cuda/few16_f16_256.cu
+    src/kernel/cuda/few16_f16_64.cu
     src/kernel/cuda/few_bf16_128.cu
     src/kernel/cuda/few_bf16_256.cu
     src/kernel/cuda/few_bf16_64.cu
@@ -84,9 +92,7 @@ set(ATTN_CUBINS
     src/kernel/cuda/fma_forward_256.cu
     src/kernel/cuda/fma_forward_512.cu
     src/kernel/cuda/fma_forward_64.cu
-    src/kernel/cuda/fma_rows.cu
-    src/kernel/cuda/tf32x3_forward_128.cu
-    src/kernel/cuda/tf32x3_forward_64.cu)
+    src/kernel/cuda/fma_rows.cu)
 
 set(ATTN_COMM
     src/comm/local.c)

@@ -36,10 +36,10 @@ import attn.torch
 
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PEERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
-OURS = {"ours": None, "ours_tf32x3": "tf32x3"} # a part of the kernel's name; None: the library's choice
-FP32_ROW, GRID_ROW = ("ours", "ours_tf32x3", "efficient"), ("ours", "cudnn", "flash")
+OURS = {"ours": None, "ours_fma": "fma"} # a part of the kernel's name; None: the library's choice
+FP32_ROW, GRID_ROW = ("ours", "ours_fma", "efficient"), ("ours", "cudnn", "flash")
 COLUMNS = ("pass", "dtype", "mask", "batch", "heads", "kv_heads", "tokens", "dim", "ours", "cudnn", "flash",
-           "efficient", "ours_tf32x3", "ratio", "quartiles", "errors", "sm_mhz", "watts", "status")
+           "efficient", "ours_fma", "ratio", "quartiles", "errors", "sm_mhz", "watts", "status")
 
 
 def arguments():
@@ -280,7 +280,7 @@ def contestants(case, options, tensors):
     peers = options.peers.split(",")
     calls, refused = {}, {}
     for name in row:
-        if name in PEERS and name not in peers or name == "ours_tf32x3" and options.kernel:
+        if name in PEERS and name not in peers or name == "ours_fma" and options.kernel:
             continue
         try:
             calls[name] = ours(case, options, tensors, name) if name in OURS else peer(case, tensors, name)
@@ -319,7 +319,7 @@ def measure(case, options, meter):
 class Report(common.Report):
     """The ratio is that of the first peer of a row: cuDNN, and in fp32 the memory-efficient kernel."""
 
-    WIDTHS = {**common.Report.WIDTHS, "tokens": 6, "ours_tf32x3": 11, "errors": 30}
+    WIDTHS = {**common.Report.WIDTHS, "tokens": 6, "ours_fma": 11, "errors": 30}
 
     @staticmethod
     def text(name, value):

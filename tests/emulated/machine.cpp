@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* machine.cpp - see machine.h. */
 #include <algorithm>
+#include <map>
 #include <vector>
 
 #include <ucontext.h>
@@ -12,8 +13,8 @@
     X(fma_forward_128, attn__fma_forward)                                                                    \
     X(fma_forward_256, attn__fma_forward)                                                                    \
     X(fma_forward_512, attn__fma_forward)                                                                    \
-    X(tf32x3_forward_64, attn__fma_forward)                                                                  \
-    X(tf32x3_forward_128, attn__fma_forward)                                                                 \
+    X(bf16x3_forward_64, attn__fma_forward)                                                                  \
+    X(bf16x3_forward_128, attn__fma_forward)                                                                 \
     X(fma_backward_64, attn__fma_backward)                                                                   \
     X(fma_backward_128, attn__fma_backward)                                                                  \
     X(fma_backward_256, attn__fma_backward)                                                                  \
@@ -54,7 +55,7 @@ struct thread {
     std::vector<std::vector<copy>> groups;
 };
 struct barrier {
-    unsigned arrived = 0, generation = 0;
+    unsigned arrived = 0, generation = 0, count = 0;
 };
 
 machine_index blockIdx, gridDim;
@@ -63,7 +64,8 @@ char shared[SHARED] __attribute__((aligned(1024)));
 static std::vector<thread> threads;
 static ucontext_t scheduler;
 static unsigned current;
-static barrier block_barrier, warp_barrier[WARPS];
+static barrier block_barrier, warp_barrier[WARPS], named_barrier[16];
+static std::map<uint32_t, barrier> shared_barrier; /* by address */
 static bool votes, vote;
 static char exchange[WARPS][32 * 64];
 static const machine_kernel *running;
@@ -74,19 +76,27 @@ unsigned machine_thread()
     return current;
 }
 
-/* true for the last that comes */
-static bool meet(barrier *b, unsigned count)
+static void arrive(barrier *b, unsigned count)
 {
-    const unsigned generation = b->generation;
     if (++b->arrived == count) {
         b->arrived = 0;
         b->generation++;
-        return true;
     }
-    threads[current].waits = &b->generation;
-    threads[current].generation = generation;
-    swapcontext(&threads[current].context, &scheduler);
-    return false;
+}
+/* until it is not `generation` any more */
+static void wait_while(const barrier *b, unsigned generation)
+{
+    if (b->generation == generation) {
+        threads[current].waits = &b->generation;
+        threads[current].generation = generation;
+        swapcontext(&threads[current].context, &scheduler);
+    }
+}
+static void meet(barrier *b, unsigned count)
+{
+    const unsigned generation = b->generation;
+    arrive(b, count);
+    wait_while(b, generation);
 }
 void machine_sync()
 {
@@ -105,6 +115,25 @@ bool machine_any(bool value)
 void machine_sync_warp()
 {
     meet(&warp_barrier[current / 32], 32);
+}
+void machine_sync_some(unsigned id, unsigned count)
+{
+    meet(&named_barrier[id], count);
+}
+void machine_barrier_init(uint32_t at, unsigned count)
+{
+    shared_barrier[at].count = count;
+}
+void machine_barrier_arrive(uint32_t at)
+{
+    arrive(&shared_barrier.at(at), shared_barrier.at(at).count);
+}
+void machine_barrier_wait(uint32_t at, unsigned parity)
+{
+    const barrier *b = &shared_barrier.at(at);
+    if (b->generation % 2 == parity) {
+        wait_while(b, b->generation);
+    }
 }
 const char *machine_exchange(const void *mine, size_t bytes)
 {
@@ -151,6 +180,7 @@ static void run_block(unsigned count)
     threads = std::vector<thread>(count);
     std::vector<unsigned> order;
     memset(shared, 0xff, sizeof shared);
+    shared_barrier.clear();
     for (unsigned i = 0; i < count; i++) {
         thread &t = threads[i];
         t.stack.resize(STACK);

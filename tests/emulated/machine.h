@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * machine.h - one multiprocessor, played by the CPU: runs the source of a CUDA kernel thread by thread, so
- * that kernels without instructions of the tensor engine are tested where there is no GPU.
+ * that kernels are tested where there is no GPU.
  *
  * METHOD.  The kernel is compiled as C++ with CUDA's words as macros (this header) and PTX's as functions
- * (kernel/cuda/ptx.cuh beside this).  Each thread of a block is a coroutine that runs until a barrier; the
- * order in which they go on changes all the time.  Copies to shared memory arrive when the thread waits for
- * them, and not before.  Blocks run one after the other.  So what is found is wrong indices, wrong sums, and
- * most missing barriers and waits; not what happens between blocks, nor alignment of plain loads.
+ * (kernel/cuda/ptx.cuh and wgmma.cuh beside this).  Each thread of a block is a coroutine that runs until a
+ * barrier; the order in which they go on changes all the time.  Copies to shared memory arrive when the
+ * thread waits for them, and not before.  Blocks run one after the other.  So what is found is wrong indices,
+ * wrong sums, and most missing barriers and waits; not what happens between blocks, nor alignment of plain
+ * loads.
  *
  * COST.  About 10^8 multiply-adds a second.
  */
@@ -63,6 +64,13 @@ const char *machine_exchange(const void *mine, size_t bytes);
 void machine_copy(uint32_t to, const void *from, int bytes, int size);
 void machine_commit();
 void machine_wait(size_t groups);
+/* The named barrier `id` of so many threads. */
+void machine_sync_some(unsigned id, unsigned count);
+/* A barrier in shared memory: each `count` arrivals end a phase.  wait: until one of this parity has ended;
+ * the one before the first is odd. */
+void machine_barrier_init(uint32_t at, unsigned count);
+void machine_barrier_arrive(uint32_t at);
+void machine_barrier_wait(uint32_t at, unsigned parity);
 
 struct float4 {
     float x, y, z, w;
@@ -71,6 +79,16 @@ static inline float4 make_float4(float x, float y, float z, float w)
 {
     return float4{x, y, z, w};
 }
+struct float2 {
+    float x, y;
+};
+static inline float2 make_float2(float x, float y)
+{
+    return float2{x, y};
+}
+struct uint4 {
+    uint32_t x, y, z, w;
+};
 static inline int min(int a, int b)
 {
     return a < b ? a : b;

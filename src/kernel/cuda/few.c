@@ -45,6 +45,12 @@ static unsigned padded_dim(const attn__cuda_call *call)
     return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
 
+/* Is the kernel for 16 rows enough? */
+static bool narrow(const attn__cuda_call *call)
+{
+    return tile_rows(call) <= FEW_Q_ROWS(1);
+}
+
 /* As many as run at once, but no more than the longest sequences that may come have work for. */
 static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
 {
@@ -239,7 +245,7 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
 
 static attn_status make_maps(few_params *p, const attn__cuda_call *call)
 {
-    const unsigned keys = FEW_KEYS(padded_dim(call));
+    const unsigned keys = FEW_KEYS(padded_dim(call), narrow(call));
     ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, keys));
     ATTN__TRY(make_map(&p->v, call, &call->v, call->dim_v, keys));
     ATTN__TRY(make_map(&p->k_unit, call, &call->k, call->dim_qk, FEW_UNIT));
@@ -249,19 +255,22 @@ static attn_status make_maps(few_params *p, const attn__cuda_call *call)
 static attn_status launch_few(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
                               void *stream)
 {
-    static const char *const images[2][3] = {{"few_f16_64", "few_f16_128", "few_f16_256"},
-                                             {"few_bf16_64", "few_bf16_128", "few_bf16_256"}};
+    static const char *const images[2][2][3] = {
+        {{"few_f16_64", "few_f16_128", "few_f16_256"}, {"few_bf16_64", "few_bf16_128", "few_bf16_256"}},
+        {{"few16_f16_64", "few16_f16_128", "few16_f16_256"},
+         {"few16_bf16_64", "few16_bf16_128", "few16_bf16_256"}}};
     unsigned dim = padded_dim(call);
     attn__cuda_launch launch = {
         .grid = {(unsigned)blocks(call, device), 1, 1},
         .block = FEW_THREADS,
-        .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim),
+        .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim, narrow(call)),
         .overlap = true,
         .stream = stream,
     };
     ATTN__TRY(make_maps(p, call));
-    ATTN__TRY(attn__cuda_function(&launch.function, device, images[call->dtype == ATTN_BF16][dim / 128],
-                                  "few", launch.shared));
+    ATTN__TRY(attn__cuda_function(&launch.function, device,
+                                  images[narrow(call)][call->dtype == ATTN_BF16][dim / 128], "few",
+                                  launch.shared));
     ATTN__CUDA_TRY(
         attn__cuda.function_set(launch.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));
     return attn__cuda_enqueue(&launch, (void *[]){p});

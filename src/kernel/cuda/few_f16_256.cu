@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_f16_256.cu - few.cuh for fp16 and heads of up to 256 dims.
+ * few_f16_256.cu - few.cuh for up to 64 rows of fp16 and heads of up to 256 dims.
  */
+#define FEW_NARROW   0
 #define TYPE         "f16"
 #define FEW_DIM      256
 #define FEW_WGMMA_S  wgmma_64_ss

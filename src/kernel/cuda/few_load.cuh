@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_load.cuh - a part of few.cuh: the ring, the warp that fills it and the warp that fetches Q.
+ * few_load.cuh - a part of few.cuh: the ring, and the warps that fill it and fetch Q.
  */
-
 /* A buffer of several that are used in turn, and how often the turn has come round. */
 typedef struct few_turn {
     uint32_t stage, parity;
@@ -35,10 +34,10 @@ FEW int share_end(const few_share *c)
 
 /* ---- the warp that loads ---- */
 
-/* Keys from..from + keys - 1 of the tile's sequence to a stage of the ring; boxes of whole stages or of
- * units. */
+/* Keys from..from + keys - 1 of the tile's sequence, WIDTH of their dims from `dim` on, to a stage of the ring; boxes of
+ * whole stages or of units, of 64 dims, which lie one behind the other. */
 FEW void load_stage(const few_params *p, const few_share *c, const few_map *whole, const few_map *unit,
-                    uint32_t shared, few_turn *t, int from, int keys, uint64_t policy)
+                    uint32_t shared, few_turn *t, int from, int keys, int dim, uint64_t policy)
 {
     uint32_t full = ring_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
     int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
@@ -47,16 +46,16 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
     if (keys > KEYS - FEW_UNIT) {
         ptx_barrier_expect(full, STAGE);
 #pragma unroll
-        for (int slab = 0; slab < SLABS; slab++) {
-            ptx_load_tile_4d(to + slab * KEYS * 128, whole, full, slab * 64, y, z, w, policy);
+        for (int slab = 0; slab < WIDTH / 64; slab++) {
+            ptx_load_tile_4d(to + slab * KEYS * 128, whole, full, dim + slab * 64, y, z, w, policy);
         }
     } else {
         int units = (keys + FEW_UNIT - 1) / FEW_UNIT;
-        ptx_barrier_expect(full, (uint32_t)units * FEW_UNIT * DIM * 2);
+        ptx_barrier_expect(full, (uint32_t)units * FEW_UNIT * WIDTH * 2);
         for (int u = 0; u < units; u++) {
 #pragma unroll
-            for (int slab = 0; slab < SLABS; slab++) {
-                ptx_load_tile_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, slab * 64,
+            for (int slab = 0; slab < WIDTH / 64; slab++) {
+                ptx_load_tile_4d(to + slab * KEYS * 128 + u * FEW_UNIT * 128, unit, full, dim + slab * 64,
                             y + u * FEW_UNIT, z, w, policy);
             }
         }
@@ -72,8 +71,12 @@ FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
         int end = share_end(c);
         for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
             int keys = min(end - key, (int)KEYS);
-            load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, policy);
-            load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, policy);
+            for (int dim = 0; dim < DIM; dim += WIDTH) {
+                load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, dim, policy);
+            }
+            for (int dim = 0; dim < DIM; dim += WIDTH) {
+                load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, dim, policy);
+            }
         }
     } while (few_share_next(p, c));
 }
@@ -90,7 +93,7 @@ FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
         int token = in_head / p->group, head = c->at.head * p->group + in_head - token * p->group;
         bool there = row < c->at.tile.rows && piece * 8 < p->dim_qk;
         int64_t at = there ? few_offset(&p->q, &c->at.sequence, c->at.b, head, token) + piece * 8 : 0;
-        ptx_copy_16(to + piece / 8 * (FEW_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at,
+        ptx_copy_16(to + piece / 8 * (Q_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at,
                       there ? 16 : 0);
     }
     ptx_copy_wait_all();

@@ -12,20 +12,25 @@ enum {
     FEW_UNIT = 16,          /* keys: what a block's share is counted in */
     FEW_LEAST = 8,          /* units that are worth a block */
     FEW_THREADS = 192,      /* a warpgroup that computes, a warp that loads K and V, one that loads Q */
-    FEW_MERGE_THREADS = 128 /* of few_merge: little, to find room beside blocks of few */
+    FEW_MERGE_THREADS = 128 /* of few_merge: it shares a multiprocessor with the blocks of the next few */
 };
 
 /*
- * Of a block of few_<dim>: keys of a stage of its ring, which is a tile of K or of V; stages; bytes of shared
- * memory: Q twice, the ring, two barriers for each.  Sums of 256 dims take so many registers that a
- * multiprocessor has room for one block, else for two.
+ * Of a block for heads of up to `dim` dims and up to 16 rows (narrow) or 64: keys of a stage of its ring; its
+ * bytes, a tile of K or V or, narrow, 64 dims of one; stages; rows of Q; bytes in which warps exchange sums;
+ * bytes of shared memory: Q twice, the ring, two barriers for each; registers of a thread; blocks of a
+ * multiprocessor: sums of 256 dims leave room for one.
  */
-#define FEW_KEYS(dim)   ((dim) == 128 ? 32 : 64)
-#define FEW_STAGES(dim) ((dim) == 256 ? 3 : (dim) == 128 ? 4 : 8)
-#define FEW_SHARED(dim) (2 * (FEW_ROWS * (dim)*2 + 16) + FEW_STAGES(dim) * (FEW_KEYS(dim) * (dim)*2 + 16))
+#define FEW_KEYS(dim, narrow)      ((dim) == 128 && !(narrow) ? 32 : 64)
+#define FEW_STAGE(dim, narrow)     ((narrow) ? 64 * 64 * 2 : FEW_KEYS(dim, narrow) * (dim)*2)
+#define FEW_STAGES(dim, narrow)    ((narrow) ? ((dim) == 256 ? 6 : 3) : (dim) == 256 ? 3 : (dim) == 128 ? 4 : 8)
+#define FEW_Q_ROWS(narrow)         ((narrow) ? 16 : FEW_ROWS)
+#define FEW_GATHER(dim, narrow)    ((narrow) ? 3 * 32 * ((dim)*2 + 16) : 0)
+#define FEW_REGISTERS(dim, narrow) ((dim) == 256 ? ((narrow) ? 248 : 224) : 144)
+#define FEW_SHARED(dim, narrow)                                                                              \
+    (2 * (FEW_Q_ROWS(narrow) * (dim)*2 + 16) + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +     \
+     FEW_GATHER(dim, narrow))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
-/* registers of a thread: as many as so many blocks of six warps leave, and no spills */
-#define FEW_REGISTERS(dim) ((dim) == 256 ? 224 : 168)
 
 /* A CUtensorMap. */
 typedef struct few_map {

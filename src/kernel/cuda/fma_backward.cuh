@@ -20,7 +20,7 @@
  *     NAME             of the kernel
  *     HEAD_DIM         width of the tiles: multiple of 64, at least both dims
  *     BLOCK_K, BLOCK_Q keys that a block keeps, queries of a step; BLOCK_K * HEAD_DIM is 16384
- *     S_ROWS, S_COLUMNS  of a thread in S and dO V^T: as many warps as fit do them
+ *     S_ROWS, S_COLUMNS  of a thread in S and dO V^T: all 8 warps make one after the other, or 4 each
  *     PARTS, Q_COLUMNS of the keys for dQ; columns of a thread in it (8 rows)
  *     AT_SUM           where the parts of dQ meet: AT_P, or AT_DOUT if they need more than P's place
  *
@@ -34,7 +34,8 @@ enum {
     ROW = HEAD_DIM * 4, /* bytes */
     CELLS = BLOCK_K * 4,
     S_DOWN = BLOCK_Q / (4 * S_ROWS), /* warps over the queries */
-    S_WARPS = S_DOWN * (BLOCK_K / (8 * S_COLUMNS)),
+    S_WARPS = S_DOWN * (BLOCK_K / (8 * S_COLUMNS)), /* 8 or 4 */
+    TOGETHER = S_WARPS == 4, /* half of the warps make Q K^T, the others dO V^T */
     K_DOWN = BLOCK_K / 32, /* warps over the keys in dK and dV, 32 keys x 64 dims each */
     Q_DOWN = BLOCK_Q / 32, /* warps over the queries in dQ */
     AT_K = 0,
@@ -171,7 +172,7 @@ typedef struct place {
 
 static __device__ __forceinline__ place place_of_scores(void)
 {
-    const int thread = ptx_thread_signed(), warp = thread / 32;
+    const int thread = ptx_thread_signed(), warp = thread / 32 % S_WARPS;
     const place at = {warp % S_DOWN * 4 * S_ROWS + 4 * fma_ty(thread % 32), warp / S_DOWN * 8 * S_COLUMNS,
                       fma_tx(thread % 32), 0};
     return at;
@@ -182,6 +183,77 @@ static __device__ __forceinline__ place place_of_queries(void)
     const place at = {warp % Q_DOWN * 32 + 4 * fma_ty(thread % 32), warp / Q_DOWN * 8 * Q_COLUMNS, fma_tx(thread % 32),
                       part};
     return at;
+}
+
+/* Q K^T or dO V^T */
+static __device__ __forceinline__ void make_scores(float *sum, int rows, int keys, int dim)
+{
+    const place at = place_of_scores();
+#pragma unroll
+    for (int i = 0; i < S_ROWS * S_COLUMNS; i++) {
+        sum[i] = 0.0f;
+    }
+    fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared, rows + at.row * ROW + fma_chunk(at.row, 0), ROW,
+                  keys + (at.column + 4 * at.tx) * ROW + fma_chunk(4 * at.tx, 0), ROW, (dim + 7) / 8 * 2);
+}
+
+/* Where four cells of P or dS lie. */
+static __device__ __forceinline__ float4 *cells_of(int row, int column, int tx)
+{
+    return (float4 *)(shared + AT_P + row * CELLS + column * 4 + (fma_chunk(row, 0) ^ 16 * tx));
+}
+
+/* P = exp(S - lse), to its place */
+static __device__ __forceinline__ void put_weights(const float *sum, const float *lse, const fma_band *band, bool partial,
+                                                   float factor)
+{
+    const place at = place_of_scores();
+#pragma unroll
+    for (int i = 0; i < S_ROWS; i++) {
+        const int row = at.row + FMA_ROW(i);
+        const float base = lse[row];
+#pragma unroll
+        for (int j = 0; j < S_COLUMNS; j += 4) {
+            const int column = at.column + FMA_COLUMN(j);
+            float x[4];
+#pragma unroll
+            for (int c = 0; c < 4; c++) {
+                x[c] = ptx_exp2(ptx_min_nan(fmaf(sum[i * S_COLUMNS + j + c], factor, -base), 0.0f));
+                if (partial) {
+                    x[c] = base != INFINITY && fma_sees(band, row, column + 4 * at.tx + c) ? x[c] : 0.0f;
+                }
+            }
+            *cells_of(row, column, at.tx) = make_float4(x[0], x[1], x[2], x[3]);
+        }
+    }
+}
+
+/* dS = P * (dO V^T - delta), to where P was */
+static __device__ __forceinline__ void put_slopes(const float *sum, const float *lse, const float *delta,
+                                                  const fma_band *band, bool partial)
+{
+    const place at = place_of_scores();
+#pragma unroll
+    for (int i = 0; i < S_ROWS; i++) {
+        const int row = at.row + FMA_ROW(i);
+        const float d = delta[row];
+#pragma unroll
+        for (int j = 0; j < S_COLUMNS; j += 4) {
+            const int column = at.column + FMA_COLUMN(j), key = column + 4 * at.tx;
+            float4 *cell = cells_of(row, column, at.tx);
+            const float *x = sum + i * S_COLUMNS + j;
+            float4 y = *cell;
+            y = make_float4(y.x * (x[0] - d), y.y * (x[1] - d), y.z * (x[2] - d), y.w * (x[3] - d));
+            if (partial) {
+                const bool live = lse[row] != INFINITY;
+                y.x = live && fma_sees(band, row, key) ? y.x : 0.0f;
+                y.y = live && fma_sees(band, row, key + 1) ? y.y : 0.0f;
+                y.z = live && fma_sees(band, row, key + 2) ? y.z : 0.0f;
+                y.w = live && fma_sees(band, row, key + 3) ? y.w : 0.0f;
+            }
+            *cell = y;
+        }
+    }
 }
 
 /* dV += P^T dO, or dK += dS^T Q */
@@ -205,20 +277,25 @@ static __device__ __forceinline__ void make_queries(float *sum)
                      BLOCK_K / PARTS / 4, 1, false);
 }
 
+/* A thread's 8 rows of sums, times scale, to a tile from `to` on; swapped: as accumulators that are stored swapped. */
+static __device__ __forceinline__ void stage_sums(char *to, const float *sum, const int columns, const int swapped, float scale)
+{
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+#pragma unroll
+        for (int j = 0; j < columns; j += 4) {
+            const float *x = sum + i * columns + j;
+            *(float4 *)(to + FMA_ROW(i) * ROW + FMA_COLUMN_PLACE(j)) =
+                make_float4(x[swapped] * scale, x[1 - swapped] * scale, x[2 + swapped] * scale, x[3 - swapped] * scale);
+        }
+    }
+}
+
 /* A warp's 32 keys x 64 dims of dK or dV to a tile. */
 static __device__ __forceinline__ void stage_keys(char *tile, const float *sum, float scale)
 {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-    char *to = tile + (warp % K_DOWN * 32 + 4 * fma_ty(lane)) * ROW + warp / K_DOWN * 256 + 16 * fma_tx(lane);
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-#pragma unroll
-        for (int j = 0; j < 8; j += 4) {
-            const float *x = sum + i * 8 + j;
-            *(float4 *)(to + FMA_ROW(i) * ROW + j / 4 * 128) =
-                make_float4(x[1] * scale, x[0] * scale, x[3] * scale, x[2] * scale);
-        }
-    }
+    stage_sums(tile + (warp % K_DOWN * 32 + 4 * fma_ty(lane)) * ROW + warp / K_DOWN * 256 + 16 * fma_tx(lane), sum, 8, 1, scale);
 }
 
 /* The tile to memory.  mended: dO or Q, or NULL. */
@@ -245,16 +322,9 @@ static __device__ __forceinline__ void put_keys(const attn__fma_backward *p, con
 static __device__ __forceinline__ void stage_queries(const float *dq)
 {
     const place at = place_of_queries();
-    char *to = shared + AT_SUM + at.part * (BLOCK_Q * ROW) + at.row * ROW + at.column * 4 + 16 * at.tx;
-#pragma unroll
-    for (int i = 0; i < 8; i++) {
-#pragma unroll
-        for (int j = 0; j < Q_COLUMNS; j += 4) {
-            const float *x = dq + i * Q_COLUMNS + j;
-            *(float4 *)(to + FMA_ROW(i) * ROW + j / 4 * 128) = make_float4(x[0], x[1], x[2], x[3]);
-        }
-    }
+    stage_sums(shared + AT_SUM + at.part * (BLOCK_Q * ROW) + at.row * ROW + at.column * 4 + 16 * at.tx, dq, Q_COLUMNS, 0, 1.0f);
 }
+
 /* The sum of the parts, to memory. */
 static __device__ __forceinline__ void add_queries(const attn__fma_backward *p, const keys_item *it, int step, bool mended)
 {
@@ -343,48 +413,17 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
             }
         }
         float sum[64];
-        if (ptx_thread_signed() / 32 < S_WARPS) {
-            const place at = place_of_scores();
-            const int s_row = at.row, s_column = at.column, tx = at.tx;
-#pragma unroll
-            for (int i = 0; i < S_ROWS * S_COLUMNS; i++) {
-                sum[i] = 0.0f;
-            }
-            fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared, AT_Q + s_row * ROW + fma_chunk(s_row, 0), ROW,
-                          AT_K + (s_column + 4 * tx) * ROW + fma_chunk(4 * tx, 0), ROW, (dim_qk + 7) / 8 * 2);
-#pragma unroll
-            for (int i = 0; i < S_ROWS; i++) {
-                const int row = s_row + FMA_ROW(i);
-                const float base = lse[row];
-#pragma unroll
-                for (int j = 0; j < S_COLUMNS; j += 4) {
-                    float x[4];
-#pragma unroll
-                    for (int c = 0; c < 4; c++) {
-                        x[c] = ptx_exp2(ptx_min_nan(fmaf(sum[i * S_COLUMNS + j + c], p->problem.factor, -base), 0.0f));
-                        if (partial) {
-                            const bool sees = fma_sees(&band, row, s_column + 4 * tx + FMA_COLUMN(j) + c);
-                            x[c] = sees && base != INFINITY ? x[c] : 0.0f;
-                        }
-                    }
-                    *(float4 *)(shared + AT_P + row * CELLS + (s_column + FMA_COLUMN(j)) * 4 +
-                                (fma_chunk(row, 0) ^ 16 * tx)) = make_float4(x[0], x[1], x[2], x[3]);
-                }
-            }
+        const bool second = ptx_thread_signed() / 32 >= S_WARPS; /* makes dO V^T while others make Q K^T */
+        make_scores(sum, second ? AT_DOUT : AT_Q, second ? AT_V : AT_K, second ? dim_v : dim_qk);
+        if (!second) {
+            put_weights(sum, lse, &band, partial, p->problem.factor);
         }
         __syncthreads(); /* P is there */
         if (p->dv.data) {
             add_keys(dv, AT_DOUT);
         }
-        if (ptx_thread_signed() / 32 < S_WARPS) {
-            const place at = place_of_scores();
-            const int s_row = at.row, s_column = at.column, tx = at.tx;
-#pragma unroll
-            for (int i = 0; i < S_ROWS * S_COLUMNS; i++) {
-                sum[i] = 0.0f;
-            }
-            fma_rows_rows(sum, S_ROWS, S_COLUMNS, shared, AT_DOUT + s_row * ROW + fma_chunk(s_row, 0), ROW,
-                          AT_V + (s_column + 4 * tx) * ROW + fma_chunk(4 * tx, 0), ROW, (dim_v + 7) / 8 * 2);
+        if (!TOGETHER) {
+            make_scores(sum, AT_DOUT, AT_V, dim_v);
         }
         __syncthreads(); /* P and dO are not needed any more */
         const bool next = step + 1 < it->steps;
@@ -395,31 +434,8 @@ static __device__ __forceinline__ void backward_item(const attn__fma_backward *p
             load_rows(p, it, step + 1);
         }
         ptx_copy_commit();
-        if (ptx_thread_signed() / 32 < S_WARPS) {
-            const place at = place_of_scores();
-            const int s_row = at.row, s_column = at.column, tx = at.tx;
-#pragma unroll
-            for (int i = 0; i < S_ROWS; i++) {
-                const int row = s_row + FMA_ROW(i);
-                const float d = delta[row];
-#pragma unroll
-                for (int j = 0; j < S_COLUMNS; j += 4) {
-                    float4 *cell = (float4 *)(shared + AT_P + row * CELLS + (s_column + FMA_COLUMN(j)) * 4 +
-                                              (fma_chunk(row, 0) ^ 16 * tx));
-                    const float *x = sum + i * S_COLUMNS + j;
-                    float4 y = *cell;
-                    y = make_float4(y.x * (x[0] - d), y.y * (x[1] - d), y.z * (x[2] - d), y.w * (x[3] - d));
-                    if (partial) {
-                        const int column = s_column + 4 * tx + FMA_COLUMN(j);
-                        const bool live = !(lse[row] == INFINITY);
-                        y.x = live && fma_sees(&band, row, column) ? y.x : 0.0f;
-                        y.y = live && fma_sees(&band, row, column + 1) ? y.y : 0.0f;
-                        y.z = live && fma_sees(&band, row, column + 2) ? y.z : 0.0f;
-                        y.w = live && fma_sees(&band, row, column + 3) ? y.w : 0.0f;
-                    }
-                    *cell = y;
-                }
-            }
+        if (!TOGETHER || second) {
+            put_slopes(sum, lse, delta, &band, partial);
         }
         __syncthreads(); /* dS is there */
         if (p->dk.data) {

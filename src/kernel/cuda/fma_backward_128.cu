@@ -7,7 +7,7 @@
 #define BLOCK_K   128
 #define BLOCK_Q   64
 #define S_ROWS    8
-#define S_COLUMNS 4
+#define S_COLUMNS 8
 #define PARTS     2
 #define Q_COLUMNS 8
 #define AT_SUM    AT_DOUT

@@ -3,7 +3,7 @@
  * fma_forward.cuh - attention in fp32 by fused multiply-adds: one block takes a tile of queries through its keys.
  *
  * METHOD.  fma_queries.cuh; scores of BLOCK_K keys, running maximum (Milakov & Gimelshein, arXiv 1805.02867), weights,
- * and O += P V, all in registers but P, which a warp passes through 4 KiB of its own, 32 keys at a time.  A warp holds
+ * and O += P V, all in registers but P, which a warp passes through 4 KiB of its own, 32 or 64 keys at a time.  A warp holds
  * whole rows.
  *
  * The including file sets
@@ -11,7 +11,8 @@
  *     HEAD_DIM      width of the tiles: multiple of 32, at least both dims
  *     WARPS, BLOCKS warps of a block, blocks of a multiprocessor
  *     ROWS          rows of a thread: 8 or 4
- *     BLOCK_K       keys of a tile: 64 or 32
+ *     BLOCK_K       keys of a tile: 32, 64, 128
+ *     FMA_DOWN      rows of lanes: 4 (the default) or 2
  *     SHARES        warps that share the columns of O of the same rows (each makes all scores): 1 or 2
  *     ONE_BUFFER    1: K and V lie in the same place in turn
  *
@@ -21,11 +22,11 @@
 
 enum {
     THREADS = WARPS * 32,
-    WARP_ROWS = 4 * ROWS,
+    WARP_ROWS = FMA_DOWN * ROWS,
     BLOCK_Q = WARPS / SHARES * WARP_ROWS,
-    PIECE = 32, /* keys of P at a time */
-    COLUMNS = BLOCK_K / 8,
-    OUT = HEAD_DIM / SHARES / 8, /* columns of O of a thread */
+    PIECE = 4 * FMA_ACROSS, /* keys of P at a time */
+    COLUMNS = BLOCK_K / FMA_ACROSS,
+    OUT = HEAD_DIM / SHARES / FMA_ACROSS, /* columns of O of a thread */
     ROW = HEAD_DIM * 4,          /* bytes */
     AT_Q = 0,
     AT_K = AT_Q + BLOCK_Q * ROW,
@@ -132,7 +133,7 @@ static __device__ __forceinline__ void work_values(work *w, const scores *weight
 #pragma unroll
         for (int i = 0; i < ROWS; i++) {
             const float *x = weights->s + i * COLUMNS + part * 4;
-            *(float4 *)(shared + piece + (4 * ty + FMA_ROW(i)) * PIECE * 4 + (16 * tx ^ turn ^ (i & 4) * 16)) =
+            *(float4 *)(shared + piece + (4 * ty + FMA_ROW(i)) * PIECE * 4 + (16 * tx ^ turn ^ FMA_TURN_ROW(i))) =
                 make_float4(x[0], x[1], x[2], x[3]);
         }
         __syncwarp();
@@ -153,7 +154,8 @@ static __device__ __forceinline__ void work_end(work *w)
 #pragma unroll
         for (int j = 0; j < OUT; j += 4) {
             const float *x = w->o + i * OUT + j;
-            *(float4 *)(shared + AT_Q + (row + FMA_ROW(i)) * ROW + share * (ROW / SHARES) + 16 * tx + j / 4 * 128) =
+            *(float4 *)(shared + AT_Q + (row + FMA_ROW(i)) * ROW + share * (ROW / SHARES) + 16 * tx +
+                        FMA_COLUMN_PLACE(j)) =
                 make_float4(x[1] * scale, x[0] * scale, x[3] * scale, x[2] * scale);
         }
         if (tx == 0 && share == 0) {

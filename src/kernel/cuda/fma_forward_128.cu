@@ -4,10 +4,11 @@
  */
 #define NAME       fma_forward_128
 #define HEAD_DIM   128
-#define WARPS      4
-#define BLOCKS     2
-#define ROWS       4
-#define BLOCK_K    64
+#define WARPS      8
+#define BLOCKS     1
+#define ROWS       8
+#define BLOCK_K    128
 #define SHARES     1
 #define ONE_BUFFER 0
+#define FMA_DOWN   2
 #include "kernel/cuda/fma_forward.cuh"

@@ -21,73 +21,9 @@
  *     work_values(w, s)  O += P V
  *     work_end(w)      O, swapped, and the lse of each row to shared memory
  */
-#include "kernel/cuda/fma_tile.cuh"
-
-/* A row of four columns of what is there and of the new partial become one, as kernel/merge.c does it. */
-static __device__ __forceinline__ float4 merge(float4 there, float there_lse, float4 x, float lse)
-{
-    const float difference = there_lse - lse, small = expf(-fabsf(difference)), share = 1.0f / (1.0f + small);
-    float a = difference >= 0.0f ? share : small * share, b = difference >= 0.0f ? small * share : share;
-    if (lse == -INFINITY || there_lse == -INFINITY) { /* weighs nothing, but its NaN stays */
-        a = lse == -INFINITY ? 1.0f : 0.0f;
-        b = lse == -INFINITY ? 0.0f : 1.0f;
-    }
-    return make_float4(there.x * a + x.x * b, there.y * a + x.y * b, there.z * a + x.z * b, there.w * a + x.w * b);
-}
-static __device__ __forceinline__ float merge_lse(float there, float lse)
-{
-    if (lse == -INFINITY || there == -INFINITY) {
-        return lse == -INFINITY ? there : lse;
-    }
-    const float difference = there - lse;
-    return (difference >= 0.0f ? there : lse) + log1pf(expf(-fabsf(difference)));
-}
-
-/* What of V is not finite, to the rows that see it. */
-static __device__ void mend(char *tile, const attn__fma_forward *p, const fma_sequence *s, int64_t at_v, int query,
-                            int left)
-{
-    const int dim = p->problem.dim_v;
-    for (int i = threadIdx.x; i < min(left, BLOCK_Q) * dim; i += THREADS) {
-        const int row = i / dim, column = i % dim;
-        float *x = (float *)(tile + row * ROW + (column ^ 1) * 4);
-        for (int key = max(query + row + s->lo, 0); key <= min(query + row + s->hi, s->keys - 1); key++) {
-            const float y = ((const float *)p->v.data)[at_v + key * p->v.token + column];
-            *x += fma_finite(y) ? 0.0f : y;
-        }
-    }
-}
-
-/* The tile of O and the rows' lse, from shared memory. */
-static __device__ __forceinline__ void put(const char *tile, const float *lses, const attn__fma_forward *p,
-                                           int64_t at_o, int64_t at_lse, int left)
-{
-    const int dim = p->problem.dim_v, chunks = (dim + 3) / 4;
-#pragma unroll 1
-    for (int i = threadIdx.x; i < min(left, BLOCK_Q) * chunks; i += THREADS) {
-        const int row = i / chunks, column = i % chunks * 4;
-        const int64_t at = at_o + row * p->o.token;
-        float4 x = fma_swap(fma_at(tile, row * ROW + column * 4));
-        if (p->merge) {
-            float there[4];
-            for (int c = 0; c < 4; c++) {
-                there[c] = column + c < dim ? fma_get(&p->o, at + column + c) : 0.0f;
-            }
-            x = merge(make_float4(there[0], there[1], there[2], there[3]),
-                      ((const float *)p->lse.data)[at_lse + row * p->lse.token], x, lses[row]);
-        }
-        fma_put(&p->o, at, column, dim, x, false);
-    }
-    if (p->lse.data) {
-        if (p->merge) {
-            __syncthreads(); /* all have read what is there */
-        }
-        for (int row = threadIdx.x; row < min(left, BLOCK_Q); row += THREADS) {
-            float *lse = (float *)p->lse.data + at_lse + row * p->lse.token;
-            *lse = p->merge ? merge_lse(*lse, lses[row]) : lses[row];
-        }
-    }
-}
+enum { OUTPUT_THREADS = THREADS };
+#define OUTPUT_SYNC() __syncthreads()
+#include "kernel/cuda/fma_output.cuh"
 
 static __device__ __forceinline__ void forward_tile(const attn__fma_forward *p, int64_t item)
 {
@@ -170,12 +106,7 @@ static __device__ __forceinline__ void forward_tile(const attn__fma_forward *p, 
     }
 
     work_end(&w);
-    if (__syncthreads_or(cleaned)) {
-        mend(shared + AT_Q, p, &s, at_v, query, left);
-        __syncthreads();
-    }
-    put(shared + AT_Q, (const float *)(shared + AT_LSE), p, batch * p->o.batch + head * p->o.head + (s.first_q + query) * p->o.token,
-        batch * p->lse.batch + head * p->lse.head + (s.first_q + query) * p->lse.token, left);
+    put_output(p, &s, batch, head, query, shared + AT_Q, (const float *)(shared + AT_LSE), __syncthreads_or(cleaned));
 }
 
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) NAME(const __grid_constant__ attn__fma_forward p)

@@ -3,10 +3,10 @@
  * fma_tile.cuh - what the fp32 kernels are made of: tiles in shared memory and their products by fused
  * multiply-adds, each thread an outer product of registers.
  *
- * LANES.  A warp is 4 x 8 lanes (ty, tx).  A thread's rows of a product are 4 ty + c + 16 i, its columns
- * 4 tx + c + 32 j, c = 0..3: its registers are 4 x 4 squares, read and written by 16 bytes.  Bit 0 of the lane is
- * ty's and bit 1 is tx's, so that in every quarter of a warp neighbours ask for the same 16 bytes, whatever operand it
- * is: such a load takes half the passes through shared memory.
+ * LANES.  A warp is 4 x 8 lanes (ty, tx), or 2 x 16.  A thread's rows of a product are 4 ty + c + 16 i, its columns
+ * 4 tx + c + 32 j, c = 0..3 (8 i and 64 j): its registers are 4 x 4 squares, read and written by 16 bytes.  Bit 0 of the
+ * lane is ty's and bit 1 is tx's, so that in every quarter of a warp neighbours ask for the same 16 bytes, whatever
+ * operand it is: such a load takes half the passes through shared memory.
  *
  * TILES.  Rows of fp32, whole multiples of 128 bytes wide; the 16-byte chunk c of row r lies at c ^ (r / 4 & 7) of its
  * group of 8.  So the chunks that the lanes read at once lie in different banks, whether they go down the rows (the
@@ -28,30 +28,40 @@ enum { FMA_F32 = 0, FMA_F16 = 1, FMA_BF16 = 2 }; /* attn_dtype */
 
 /* ---- lanes ---- */
 
+#ifndef FMA_DOWN
+#define FMA_DOWN 4 /* ty: 4, or 2 */
+#endif
+enum { FMA_ACROSS = 32 / FMA_DOWN };
+
 PTX_INLINE int fma_ty(int lane)
 {
-    return (lane & 1) | (lane >> 2 & 2);
+    return FMA_DOWN == 4 ? (lane & 1) | (lane >> 2 & 2) : lane & 1;
 }
 PTX_INLINE int fma_tx(int lane)
 {
-    return (lane >> 1 & 3) | (lane >> 2 & 4);
+    return FMA_DOWN == 4 ? (lane >> 1 & 3) | (lane >> 2 & 4) : lane >> 1;
 }
 /* over the lanes of one ty */
 PTX_INLINE float fma_max_tx(float x)
 {
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 2));
     x = fmaxf(x, __shfl_xor_sync(~0u, x, 4));
+    x = FMA_DOWN == 4 ? x : fmaxf(x, __shfl_xor_sync(~0u, x, 8));
     return fmaxf(x, __shfl_xor_sync(~0u, x, 16));
 }
 PTX_INLINE float fma_sum_tx(float x)
 {
     x += __shfl_xor_sync(~0u, x, 2);
     x += __shfl_xor_sync(~0u, x, 4);
+    x += FMA_DOWN == 4 ? 0.0f : __shfl_xor_sync(~0u, x, 8);
     return x + __shfl_xor_sync(~0u, x, 16);
 }
 /* a thread's i-th row and j-th column, beyond 4 ty and 4 tx */
-#define FMA_ROW(i)    ((i) / 4 * 16 + (i) % 4)
-#define FMA_COLUMN(j) ((j) / 4 * 32 + (j) % 4)
+#define FMA_ROW(i)    ((i) / 4 * (4 * FMA_DOWN) + (i) % 4)
+#define FMA_COLUMN(j) ((j) / 4 * (4 * FMA_ACROSS) + (j) % 4)
+/* what the turn of the rows i and of their chunks differs by, in bytes; where the columns j begin, in bytes */
+#define FMA_TURN_ROW(i)    (((i) & 4) * (4 * FMA_DOWN))
+#define FMA_COLUMN_PLACE(j) ((j) / 4 * (16 * FMA_ACROSS))
 
 /* where chunk `chunk` of row `row` lies in the row, in bytes */
 #ifndef FMA_TURN
@@ -113,7 +123,7 @@ PTX_INLINE void fma_rows_rows(float *acc, const int rows, const int columns, con
             }
 #pragma unroll
             for (int i = 0; i < rows; i++) {
-                a[i] = fma_at(tiles, (x ^ turn ^ (i & 4) * 16) + FMA_ROW(i) * x_bytes);
+                a[i] = fma_at(tiles, (x ^ turn ^ FMA_TURN_ROW(i)) + FMA_ROW(i) * x_bytes);
             }
 #pragma unroll
             for (int part = 0; part < 4; part++) {
@@ -152,13 +162,13 @@ PTX_INLINE void fma_rows_columns(float *acc, const int rows, const int columns, 
             const int here = y ^ turn;
 #pragma unroll
             for (int i = 0; i < rows; i++) {
-                a[i] = fma_at(tiles, (x ^ turn ^ (i & 4) * 16) + FMA_ROW(i) * x_bytes);
+                a[i] = fma_at(tiles, (x ^ turn ^ FMA_TURN_ROW(i)) + FMA_ROW(i) * x_bytes);
             }
 #pragma unroll
             for (int part = 0; part < 4; part++) {
 #pragma unroll
                 for (int j = 0; j < columns / 4; j++) {
-                    b[part][j] = fma_at(tiles, here + part * y_bytes + j * 128);
+                    b[part][j] = fma_at(tiles, here + part * y_bytes + FMA_COLUMN_PLACE(4 * j));
                 }
 #pragma unroll
                 for (int n = 0; n < rows * columns; n++) {

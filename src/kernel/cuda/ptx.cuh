@@ -298,15 +298,33 @@ PTX_INLINE void ptx_copy_wait_all(void)
 
 /* ---- products of a warp ---- */
 
-/* d[16 x 8] += a[16 x 8] b[8 x 8].  Lane 4 g + t holds of a (g, t), (g + 8, t), (g, t + 4), (g + 8, t + 4); of b (t, g),
- * (t + 4, g); of d (g, 2t), (g, 2t + 1), (g + 8, 2t), (g + 8, 2t + 1).  The last 13 bits of a and b are cut off. */
-PTX_INLINE void ptx_mma_tf32(float *d, const uint32_t *a, const uint32_t *b)
+/* Four 8 x 8 matrices of 16 bits; lane 8 i + j gives the address of row j of matrix i. */
+PTX_INLINE void ptx_load_matrices(uint32_t *x, uint32_t row)
 {
-    asm("mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
+PTX_INLINE void ptx_load_matrices_transposed(uint32_t *x, uint32_t row)
+{
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(x[0]), "=r"(x[1]), "=r"(x[2]), "=r"(x[3])
+                 : "r"(row)
+                 : "memory");
+}
+
+/* d[16 x 8] += a[16 x 16] b[16 x 8], of TYPE */
+#ifdef TYPE
+PTX_INLINE void ptx_mma_16(float *d, const uint32_t *a, const uint32_t *b)
+{
+    asm("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
         "{%0, %1, %2, %3};"
         : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
+#endif
+
 /* ---- numbers ---- */
 /* the lesser, NaN if one is */
 PTX_INLINE float ptx_min_nan(float a, float b)

@@ -8,6 +8,6 @@
 #include "kernel/cuda/cuda.h"
 
 extern const attn__cuda_kernel attn__cuda_few_sm90, attn__cuda_flash_sm90;
-extern const attn__cuda_kernel attn__cuda_fma_sm90, attn__cuda_tf32x3_sm90; /* fma_launch.c */
+extern const attn__cuda_kernel attn__cuda_fma_sm90, attn__cuda_bf16x3_sm90; /* fma_launch.c */
 
 #endif

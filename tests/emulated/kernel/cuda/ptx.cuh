@@ -62,6 +62,36 @@ PTX_INLINE void ptx_copy_commit(void)
 }
 #define PTX_COPY_WAIT(n) machine_wait(n)
 
+/* registers are as many as the CPU has, and ordinary writes are seen at once */
+#define PTX_REGISTERS_MORE(n)
+#define PTX_REGISTERS_LESS(n)
+PTX_INLINE void ptx_fence_async(void)
+{
+}
+PTX_INLINE void ptx_barrier_init(uint32_t barrier, uint32_t arrivals)
+{
+    machine_barrier_init(barrier, arrivals);
+}
+PTX_INLINE void ptx_barrier_init_fence(void)
+{
+}
+PTX_INLINE void ptx_barrier_arrive(uint32_t barrier)
+{
+    machine_barrier_arrive(barrier);
+}
+PTX_INLINE void ptx_barrier_wait(uint32_t barrier, uint32_t parity)
+{
+    machine_barrier_wait(barrier, parity);
+}
+PTX_INLINE void ptx_sync(int id, int threads)
+{
+    machine_sync_some((unsigned)id, (unsigned)threads);
+}
+
+PTX_INLINE uint32_t ptx_pack_bf16(float low, float high)
+{
+    return (uint32_t)attn__f32_to_bf16(high) << 16 | attn__f32_to_bf16(low);
+}
 PTX_INLINE float ptx_min_nan(float a, float b)
 {
     return a != a ? a : b != b || b < a ? b : a;
@@ -77,30 +107,6 @@ PTX_INLINE uint16_t ptx_to_f16(float x)
 PTX_INLINE uint16_t ptx_to_bf16(float x)
 {
     return attn__f32_to_bf16(x);
-}
-
-/* Number i of what lane `lane` gave to the product below, as the tensor cores take it. */
-PTX_INLINE double machine_tf32(const char *warp, int lane, int i)
-{
-    uint32_t bits;
-    memcpy(&bits, warp + lane * 64 + 4 * i, sizeof bits);
-    return (double)__uint_as_float(bits & 0xffffe000u);
-}
-PTX_INLINE void ptx_mma_tf32(float *d, const uint32_t *a, const uint32_t *b)
-{
-    const uint32_t mine[6] = {a[0], a[1], a[2], a[3], b[0], b[1]};
-    const char *warp = machine_exchange(mine, sizeof mine);
-    const int lane = (int)(machine_thread() % 32);
-    for (int i = 0; i < 4; i++) {
-        const int row = i / 2, column = lane % 4 * 2 + i % 2; /* row: 8 of them further */
-        double sum = (double)d[i];
-        for (int k = 0; k < 8; k++) {
-            sum += machine_tf32(warp, lane / 4 * 4 + k % 4, row + k / 4 * 2) *
-                   machine_tf32(warp, column * 4 + k % 4, 4 + k / 4);
-        }
-        d[i] = (float)sum;
-    }
-    machine_sync_warp();
 }
 
 #endif

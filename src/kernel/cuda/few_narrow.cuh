@@ -1,0 +1,118 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few_narrow.cuh - a part of few.cuh: up to 16 rows, by products of single warps; each warp has all rows and
+ * every fourth 16 keys, with a maximum of its own, so that no warp waits for another until the tile's end.
+ */
+
+/* Where this lane's row of 8x8 matrices begins that lie in pairs one below and one beside the other: for
+ * ptx_load_matrices of a slab of swizzled rows from `rows` on.  beside: the second matrix is beside the first, not
+ * below. */
+FEW uint32_t matrix_row(uint32_t rows, uint32_t pair, bool beside)
+{
+    uint32_t lane = threadIdx.x % 32, number = lane / 8;
+    uint32_t below = beside ? number / 2 : number % 2, right = beside ? number % 2 : number / 2;
+    uint32_t row = below * 8 + lane % 8;
+    return rows + row * 128 + ((pair * 2 + right) ^ (lane % 8)) * 16;
+}
+
+/* scores[16][16] += Q K^T, of 64 dims.  Two sums at once: each product waits for the one before it. */
+FEW void multiply_scores(float *scores, float *other, uint32_t q, uint32_t k)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t a[4], b[4];
+        float *to = i % 2 == 0 ? scores : other;
+        ptx_load_matrices(a, matrix_row(q, i, false));
+        ptx_load_matrices(b, matrix_row(k, i, true));
+        ptx_mma_16(to, a, b);
+        ptx_mma_16(to + 4, a, b + 2);
+    }
+}
+
+/* o += weights V, of 64 dims */
+FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
+{
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        uint32_t b[4];
+        ptx_load_matrices_transposed(b, matrix_row(v, i, false));
+        ptx_mma_16(o + 8 * i, weights, b);
+        ptx_mma_16(o + 8 * i + 4, weights, b + 2);
+    }
+}
+
+/* The keys of the share in this tile.  The ring has 64 dims after the other, of K and of V in turn. */
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
+                      uint32_t q, few_turn *t)
+{
+    uint32_t own = threadIdx.x / 32 * OWN_KEYS, address = ptx_shared(shared);
+    for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < s->end; key += KEYS) {
+        int first = key + (int)own;
+        bool masked = unseen(c, s->end, first) || unseen(c, s->end, first + OWN_KEYS - 1), lost = false;
+        float scores[SCORES] = {0.0f}, other[SCORES] = {0.0f};
+        uint32_t weights[SCORES / 2];
+        asm volatile("" : "+r"(q), "+r"(address)); /* else what is made of them fills registers */
+#pragma unroll
+        for (int slab = 0; slab < DIM / 64; slab++) {
+            ptx_barrier_wait(ring_barrier(address, *t), t->parity);
+            multiply_scores(scores, other, q + slab * (Q_ROWS * 128), address + RING + t->stage * STAGE + own * 128);
+            __syncwarp();
+            release(address, t);
+        }
+#pragma unroll
+        for (int i = 0; i < SCORES; i++) {
+            scores[i] += other[i];
+        }
+        softmax(s, scores, weights, first, masked, p->scale);
+#pragma unroll
+        for (int slab = 0; slab < DIM / 64; slab++) {
+            ptx_barrier_wait(ring_barrier(address, *t), t->parity);
+            if (masked) {
+                lost |= clean_values(c, s->end, shared + RING + t->stage * STAGE + own * 128, first);
+            }
+            multiply_values(s->o + 32 * slab, weights, address + RING + t->stage * STAGE + own * 128);
+            __syncwarp();
+            release(address, t);
+        }
+        if (lost) {
+            add_values(p, c, s, first);
+        }
+    }
+}
+
+/* What the other warps have found, to the first; true for that one. */
+FEW bool finish_tile(few_state *s, unsigned char *shared)
+{
+    int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
+    float2 *o = (float2 *)(shared + GATHER);
+    float4 *below = (float4 *)(shared + GATHER + (WARPS - 1) * 32 * DIM * 2);
+    add_sums(s);
+    ptx_sync(1, COMPUTING); /* the first warp has read what the others had found in the tile before */
+    if (warp > 0) {
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) {
+            o[((warp - 1) * (DIM / 4) + i) * 32 + lane] = make_float2(s->o[2 * i], s->o[2 * i + 1]);
+        }
+        below[(warp - 1) * 32 + lane] = make_float4(s->most[0], s->sum[0], s->most[1], s->sum[1]);
+    }
+    ptx_sync(1, COMPUTING);
+    for (int other = 0; warp == 0 && other < WARPS - 1; other++) {
+        float4 x = below[other * 32 + lane];
+        float most[2] = {x.x, x.z}, sum[2] = {x.y, x.w}, mine[2], theirs[2];
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float top = fmaxf(s->most[r], most[r]), used = top == -INFINITY ? 0.0f : top;
+            mine[r] = ptx_exp2(s->most[r] - used);
+            theirs[r] = ptx_exp2(most[r] - used);
+            s->sum[r] = s->sum[r] * mine[r] + sum[r] * theirs[r];
+            s->most[r] = top;
+        }
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) {
+            float2 y = o[(other * (DIM / 4) + i) * 32 + lane];
+            s->o[2 * i] = s->o[2 * i] * mine[i % 2] + y.x * theirs[i % 2];
+            s->o[2 * i + 1] = s->o[2 * i + 1] * mine[i % 2] + y.y * theirs[i % 2];
+        }
+    }
+    return warp == 0;
+}

@@ -1,0 +1,248 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few_rows.cuh - a part of few.cuh: the rows of a tile in registers, as wgmma and mma both lay them out.
+ */
+
+/* A thread's part of a tile: two rows 8 apart, of which it has 2 neighbours of every 8 columns. */
+typedef struct few_state {
+    float o[DIM / 2], most[2], sum[2];
+    int lo[2], hi[2]; /* keys that the rows see, of this share */
+    int end;          /* of this share */
+} few_state;
+
+/* Of this warp's rows. */
+FEW int first_row()
+{
+    return FEW_NARROW ? 0 : (int)(threadIdx.x / 32) * 16;
+}
+
+FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
+{
+    int lane = (int)(threadIdx.x % 32);
+    s->end = share_end(c);
+#pragma unroll
+    for (int i = 0; i < DIM / 2; i++) {
+        s->o[i] = 0.0f;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = min(first_row() + lane / 4 + 8 * r, c->at.tile.rows - 1);
+        int token = (c->at.index * FEW_ROWS + row) / p->group;
+        s->lo[r] = few_lo(p, &c->at.sequence, token);
+        s->hi[r] = min(few_hi(p, &c->at.sequence, token), s->end);
+        s->most[r] = -INFINITY;
+        s->sum[r] = 0.0f;
+    }
+}
+
+/* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
+FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool masked, float scale)
+{
+    int column = 2 * (int)(threadIdx.x % 4);
+    float most[2] = {s->most[0], s->most[1]}, sum[2] = {0.0f, 0.0f}, used[2];
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+        int r = i / 2 % 2;
+        scores[i] *= scale;
+        if (masked) {
+            int at = key + i / 4 * 8 + column + i % 2;
+            scores[i] = at < s->lo[r] || at >= s->hi[r] ? -INFINITY : scores[i];
+        }
+        most[r] = fmaxf(most[r], scores[i]);
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
+        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+        used[r] = most[r] == -INFINITY ? 0.0f : most[r];
+    }
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+        int r = i / 2 % 2;
+        scores[i] = ptx_exp2(scores[i] - used[r]);
+        sum[r] += scores[i];
+    }
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) {
+        weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
+    }
+    float fade[2] = {ptx_exp2(s->most[0] - used[0]), ptx_exp2(s->most[1] - used[1])};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s->sum[r] = s->sum[r] * fade[r] + sum[r];
+        s->most[r] = most[r];
+    }
+    if (__any_sync(~0u, fade[0] != 1.0f || fade[1] != 1.0f)) { /* rare after the first tiles */
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++) {
+            s->o[i] *= fade[i / 2 % 2];
+        }
+    }
+}
+
+/* Adds up the sums of the four threads that share a row. */
+FEW void add_sums(few_state *s)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 1);
+        s->sum[r] += __shfl_xor_sync(~0u, s->sum[r], 2);
+    }
+}
+
+/* ---- V that is not finite under a mask ---- */
+
+FEW bool not_finite(uint32_t half)
+{
+    return (half & FEW_EXPONENT) == FEW_EXPONENT;
+}
+
+/* Does a row of the tile not see this key? */
+FEW bool unseen(const few_share *c, int end, int key)
+{
+    return key < c->at.tile.all_lo || key >= min(c->at.tile.all_hi, end);
+}
+
+/* Zeroes, among the OWN_KEYS keys of V from `key` on, what is not finite of keys that not all rows see; true
+ * if some row sees such a key.  By all that have these keys in common. */
+FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
+{
+    bool found = false;
+    for (int i = (int)threadIdx.x % FELLOWS; i < OWN_KEYS * WIDTH / 8; i += FELLOWS) {
+        int row = i / 8 % OWN_KEYS, at = key + row;
+        if (!unseen(c, end, at)) {
+            continue;
+        }
+        uint32_t *words = (uint32_t *)(v + i / (OWN_KEYS * 8) * (KEYS * 128) + row * 128 + i % 8 * 16);
+        for (int w = 0; w < 4; w++) {
+            uint32_t x = words[w];
+            uint32_t clean = (not_finite(x) ? 0 : x & 0xffff) | (not_finite(x >> 16) ? 0 : x & 0xffff0000);
+            if (clean != x) {
+                words[w] = clean;
+                found = found || (at >= c->at.tile.lo && at < end);
+            }
+        }
+    }
+    ptx_fence_async();
+    return FEW_NARROW ? __any_sync(~0u, found) : ptx_sync_or(1, COMPUTING, found);
+}
+
+/* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite,
+ * whatever the weight. */
+FEW void add_values(const few_params *p, const few_share *c, few_state *s, int key)
+{
+    int column = 2 * (int)(threadIdx.x % 4), end = min(key + (int)OWN_KEYS, s->end);
+    const uint16_t *values =
+        (const uint16_t *)p->values.data + c->at.b * p->values.batch + c->at.head * p->values.head;
+    for (int at = max(key, c->at.tile.lo); at < end; at++) {
+        if (!unseen(c, s->end, at)) {
+            continue;
+        }
+        const uint16_t *row = values + (c->at.sequence.k0 + at) * p->values.token;
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) {
+            int from = i / 2 * 8 + column + i % 2;
+            uint16_t x = from < p->dim_v ? row[from] : 0;
+            if (not_finite(x)) {
+#pragma unroll
+                for (int r = 0; r < 2; r++) {
+                    bool sees = at >= s->lo[r] && at < s->hi[r];
+                    s->o[i / 2 * 4 + r * 2 + i % 2] += sees ? FEW_WIDEN(x) : 0.0f;
+                }
+            }
+        }
+    }
+}
+
+/* ---- what becomes of a tile ---- */
+
+/* A whole tile: its rows are final. */
+FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
+{
+    int lane = (int)(threadIdx.x % 32), column = 2 * (lane % 4);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = first_row() + lane / 4 + 8 * r;
+        if (row < c->at.tile.rows) {
+            few_row at = few_row_of(p, &c->at.sequence, c->at.b, c->at.head, c->at.index, row);
+            few_end end = few_end_of(p, s->most[r], s->sum[r], at.lse);
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++) {
+                if (8 * i < p->dim_v) {
+                    few_store(p, at.o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+                }
+            }
+            __syncwarp(__activemask());
+            if (lane % 4 == 0 && at.lse != nullptr) {
+                *at.lse = end.lse;
+            }
+        }
+    }
+}
+
+/* A part of a tile, for few_merge.cu. */
+FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
+{
+    int lane = (int)(threadIdx.x % 32), column = 2 * (lane % 4);
+    int64_t slot = (int64_t)blockIdx.x * 2 + (c->at.first == 0);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = first_row() + lane / 4 + 8 * r;
+        if (row < c->at.tile.rows) {
+            float *to = p->partial + (slot * p->rows + row) * p->dim_v + column;
+#pragma unroll
+            for (int i = 0; i < DIM / 8; i++) {
+                if (8 * i < p->dim_v) {
+                    *(float2 *)(to + 8 * i) = make_float2(s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+                }
+            }
+            if (lane % 4 == 0) {
+                *(float2 *)(p->stats + (slot * p->rows + row) * 2) = make_float2(s->most[r], s->sum[r]);
+            }
+        }
+    }
+}
+
+FEW void end_tile(const few_params *p, const few_share *c, few_state *s)
+{
+    if (c->at.first == 0 && c->last == c->at.tile.units) {
+        write_rows(p, c, s);
+    } else {
+        write_partial(p, c, s);
+    }
+}
+
+/* This block's part of the tiles whose rows see no key; by one warp. */
+FEW void write_empty(const few_params *p)
+{
+    int lane = (int)(threadIdx.x % 32);
+    for (int64_t i = blockIdx.x; i < (int64_t)p->batch * p->tiles && !p->merge; i += gridDim.x) {
+        int b = (int)(i / p->tiles), index = (int)(i % p->tiles);
+        few_sequence s = few_sequence_of(p, b);
+        if (index >= s.tiles) {
+            continue;
+        }
+        few_tile t = few_tile_of(p, &s, index);
+        for (int head = 0; t.units == 0 && head < p->heads_kv; head++) {
+            for (int row = 0; row < t.rows; row++) {
+                few_row at = few_row_of(p, &s, b, head, index, row);
+                few_end end = {0.0f, 0.0f, -INFINITY};
+                for (int column = 2 * lane; column < p->dim_v; column += 64) {
+                    few_store(p, at.o + column, end, 0.0f, 0.0f);
+                }
+                if (lane == 0 && at.lse != nullptr) {
+                    *at.lse = end.lse;
+                }
+            }
+        }
+    }
+}
+
+/* The stage is read: by one lane of each warp. */
+FEW void release(uint32_t shared, few_turn *t)
+{
+    if (threadIdx.x % 32 == 0) {
+        ptx_barrier_arrive(ring_barrier(shared, *t) + 8);
+    }
+    turn_on(t, STAGES);
+}

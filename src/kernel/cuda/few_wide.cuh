@@ -1,0 +1,90 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few_wide.cuh - a part of few.cuh: up to 64 rows, by products of the whole warpgroup; each warp has 16 rows
+ * and sees all keys.
+ */
+/* The compiler shall not move what reads these registers to before this place. */
+FEW void pin(float *x, int count)
+{
+#pragma unroll
+    for (int i = 0; i < count; i++) {
+        asm volatile("" : "+f"(x[i])::"memory");
+    }
+}
+
+/* scores[64][KEYS] = Q K^T, a group of wgmma */
+FEW void begin_scores(float *scores, uint32_t q, uint32_t k)
+{
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < DIM / 16; i++) {
+        uint32_t inside = i % 4 * 32;
+        FEW_WGMMA_S(scores, ptx_operand(q + i / 4 * (Q_ROWS * 128) + inside, 16),
+                    ptx_operand(k + i / 4 * (KEYS * 128) + inside, 16), i > 0);
+    }
+    ptx_wgmma_commit();
+}
+
+/* o += weights V, a group of wgmma */
+FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
+{
+    pin(o, DIM / 2);
+    ptx_wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < KEYS / 16; i++) {
+        FEW_WGMMA_O(o, weights + 4 * i, ptx_operand(v + i * (16 * 128), KEYS * 128));
+    }
+    ptx_wgmma_commit();
+}
+
+/*
+ * The keys of the share in this tile.  The ring has K and V in turn: while the product with a stage of V is
+ * under way, the one with the next stage of K is begun; after the last, with what is there, and nobody looks
+ * at it.
+ */
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
+                      uint32_t q, few_turn *t)
+{
+    float scores[KEYS / 2];
+    uint32_t weights[KEYS / 4] = {0}, address = ptx_shared(shared);
+    bool more = true;
+    ptx_barrier_wait(ring_barrier(address, *t), t->parity);
+    begin_scores(scores, q, address + RING + t->stage * STAGE);
+    PTX_WGMMA_WAIT(0);
+    for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; more; key += KEYS) {
+        bool masked = unseen(c, s->end, key) || unseen(c, s->end, key + KEYS - 1), lost = false;
+        pin(scores, KEYS / 2);
+        asm volatile("" : "+r"(q), "+r"(address)); /* else what is made of them fills registers */
+        release(address, t);
+        if (first_row() < c->at.tile.rows) {
+            softmax(s, scores, weights, key, masked, p->scale);
+        }
+        ptx_barrier_wait(ring_barrier(address, *t), t->parity);
+        if (masked) {
+            lost = clean_values(c, s->end, shared + RING + t->stage * STAGE, key);
+        }
+        few_turn k = *t;
+        turn_on(&k, STAGES);
+        more = key + KEYS < s->end;
+        begin_values(s->o, weights, address + RING + t->stage * STAGE);
+        if (more) {
+            ptx_barrier_wait(ring_barrier(address, k), k.parity);
+        }
+        begin_scores(scores, q, address + RING + k.stage * STAGE);
+        PTX_WGMMA_WAIT(1);
+        pin(s->o, DIM / 2);
+        release(address, t);
+        if (lost) {
+            add_values(p, c, s, key);
+        }
+        PTX_WGMMA_WAIT(0);
+    }
+}
+
+/* The rows are complete in every warp. */
+FEW bool finish_tile(few_state *s, unsigned char *shared)
+{
+    (void)shared;
+    add_sums(s);
+    return true;
+}
