@@ -66,18 +66,11 @@ PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uin
     ptx_wgmma_commit();
 }
 
-/* The tile of a turn; those that see no key are stored on the way. */
-PTX_INLINE const tile *next_tile(const attn__forward_params *p, shared_memory *m, uint32_t *turn)
+/* The tile of a turn, once its Q is there. */
+PTX_INLINE const tile *next_tile(shared_memory *m, uint32_t turn)
 {
-    for (;; *turn += 1) {
-        const tile *t = &m->tile[*turn % TILES];
-        ptx_barrier_wait(ptx_shared(&m->q_full[*turn % Q_STAGES]), *turn / Q_STAGES & 1);
-        if (t->count != 0) {
-            return t;
-        }
-        store_nothing(p, t);
-        arrive(&m->q_empty[*turn % Q_STAGES]);
-    }
+    ptx_barrier_wait(ptx_shared(&m->q_full[turn % Q_STAGES]), turn / Q_STAGES & 1);
+    return &m->tile[turn % TILES];
 }
 
 /* The scores of a step are there: the stage is free, and the scores become weights. */
@@ -113,7 +106,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
     if (group == GROUPS - 1) {
         pass_turn(group);
     }
-    const tile *t = next_tile(p, m, &turn);
+    const tile *t = next_tile(m, turn);
     int count = uniform(t->count);
     if (count > 0) {
         wait_k(m, step);
@@ -159,7 +152,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         turn++;
         take_turn(group);
         issue_o(m, o, weights, step);
-        const tile *next = next_tile(p, m, &turn);
+        const tile *next = next_tile(m, turn);
         count = uniform(next->count);
         if (count > 0) {
             wait_k(m, step + 1);
@@ -198,6 +191,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *m = (shared_memory *)memory;
     if (threadIdx.x == 0) {
+        for (int i = 0; i < TILES; i++) {
+            ptx_barrier_init(ptx_shared(&m->tile_full[i]), 1);
+        }
         for (int i = 0; i < Q_STAGES; i++) {
             ptx_barrier_init(ptx_shared(&m->q_full[i]), 1);
             ptx_barrier_init(ptx_shared(&m->q_empty[i]), 4 * GROUPS);
@@ -213,8 +209,14 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         PRODUCER_REGISTERS;
-        if (threadIdx.x == CONSUMERS) {
-            produce(&p, m);
+        ptx_grid_go();
+        ptx_grid_wait();
+        if (threadIdx.x < CONSUMERS + 32) {
+            produce_tiles(&p, m);
+        } else if (threadIdx.x == CONSUMERS + 32) {
+            produce_keys(&p, m, &p.k, m->k, m->k_full, m->k_empty);
+        } else if (threadIdx.x == CONSUMERS + 64) {
+            produce_keys(&p, m, &p.v, m->v, m->v_full, m->v_empty);
         }
     } else {
         CONSUMER_REGISTERS;

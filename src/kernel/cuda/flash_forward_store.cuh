@@ -69,30 +69,44 @@ PTX_INLINE void store_row_32(float *to, const float *o, int r, float factor, flo
     }
 }
 
+/* Folds the partial that is in memory into a row of a tile: what the row's o is to be multiplied by changes,
+ * and what o in memory is to be multiplied by is returned. */
+PTX_INLINE float merge_row(float old, float *lse, float *factor)
+{
+    if (old == -INFINITE) {
+        return 0.0F;
+    }
+    const float most = fmaxf(old, *lse);
+    const float both = *lse == -INFINITE ? old : most + logf(expf(old - most) + expf(*lse - most));
+    const float old_factor = *lse == -INFINITE ? 1.0F : expf(old - both);
+    *factor *= *lse == -INFINITE ? 0.0F : expf(*lse - both);
+    *lse = both;
+    return old_factor;
+}
+
 PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float *o, const state *st)
 {
     const int row = t->row + thread_row();
+    float sum[2] = {st->sum[0], st->sum[1]};
+#pragma unroll
+    for (int x = 1; x <= 2; x *= 2) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(0xffffffffU, sum[r], x);
+        }
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum = st->sum[r];
-        sum += __shfl_xor_sync(0xffffffffU, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffU, sum, 2);
         const int query = row + 8 * r;
-        const bool there = query < t->queries;
-        float factor = sum == 0.0F ? 0.0F : 1.0F / sum, old_factor = 0.0F;
-        float lse = sum == 0.0F ? -INFINITE : fmaf(st->max[r], p->scale, logf(sum));
         const int64_t token = t->first_q + query;
+        const bool there = query < t->queries;
+        float factor = sum[r] == 0.0F ? 0.0F : ptx_reciprocal(sum[r]), old_factor = 0.0F;
+        float lse = sum[r] == 0.0F ? -INFINITE : fmaf(st->max[r], p->scale, ptx_log2(sum[r]) * 0.693147181F);
         float *lse_at =
             (float *)p->lse.data + t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token;
-        if (p->merge && there) {
-            const float old = *lse_at, most = fmaxf(old, lse);
-            if (old != -INFINITE) {
-                const float both = lse == -INFINITE ? old : most + logf(expf(old - most) + expf(lse - most));
-                old_factor = lse == -INFINITE ? 1.0F : expf(old - both);
-                factor *= lse == -INFINITE ? 0.0F : expf(lse - both);
-                lse = both;
-            }
-            __syncwarp(__activemask());
+        if (p->merge) {
+            old_factor = there ? merge_row(*lse_at, &lse, &factor) : 0.0F;
+            __syncwarp();
         }
         const int64_t at = t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
         if (!p->out_f32) {
@@ -106,32 +120,11 @@ PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float 
     }
 }
 
-/* Rows that see no key: zeros, and lse = -inf. */
-PTX_INLINE void store_nothing(const attn__forward_params *p, const tile *t)
-{
-    const int end = min(t->row + ROWS, t->queries);
-    for (int query = t->row + thread_number() / 4; query < end && !p->merge; query += CONSUMERS / 4) {
-        const int64_t token = t->first_q + query;
-        const int64_t at = t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
-        for (int column = thread_number() & 3; column < p->dim_v; column += 4) {
-            if (p->out_f32) {
-                ((float *)p->o.data)[at + column] = 0.0F;
-            } else {
-                ((uint16_t *)p->o.data)[at + column] = 0;
-            }
-        }
-        if (p->lse.data != nullptr && (thread_number() & 3) == 0) {
-            ((float *)p->lse.data)[t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token] =
-                -INFINITE;
-        }
-    }
-}
-
 /* ---- masked values that are no numbers ---- */
 
 /*
  * A masked value has the weight 0, but 0 times NaN or inf is NaN, and the tensor cores multiply whole steps.
- * A row whose output is NaN while its sum is a number is looked at again: if a value masked for it, within a
+ * A row whose output is NaN is looked at again: if a value masked for it, within a
  * step that it took part in, is no number, the row is computed anew from memory, over the keys that it sees
  * alone.
  */
@@ -216,12 +209,13 @@ PTX_INLINE void repair(const attn__forward_params *p, const tile *t, float *o, c
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        bool broken = false;
+        float sum[4] = {0.0F, 0.0F, 0.0F, 0.0F}; /* NaN if one is */
 #pragma unroll
         for (int i = 0; i < OUTPUT / 4; i++) {
-            broken = broken || !(o[4 * i + 2 * r] == o[4 * i + 2 * r]) ||
-                     !(o[4 * i + 2 * r + 1] == o[4 * i + 2 * r + 1]);
+            sum[i % 4] += o[4 * i + 2 * r] + o[4 * i + 2 * r + 1];
         }
+        const float all = sum[0] + sum[1] + (sum[2] + sum[3]);
+        bool broken = !(all == all);
         const int query = t->row + thread_row() + 8 * r;
         broken = broken && query < t->queries;
         broken = __shfl_xor_sync(0xffffffffU, broken, 1) || broken;
