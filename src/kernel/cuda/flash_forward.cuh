@@ -3,8 +3,8 @@
  * flash_forward.cuh - attention forward on Hopper (Dao et al., FlashAttention, arXiv 2205.14135; Shah et al.,
  * FlashAttention-3, arXiv 2407.08608).
  *
- * One block a multiprocessor walks over tiles of ROWS queries of one head.  A producer warp brings Q, K and V
- * into shared memory by the copy engine; each of GROUPS warpgroups owns 64 queries and keeps their softmax
+ * One block a multiprocessor walks over tiles of ROWS queries of one head.  Three warps bring Q, K and V into
+ * shared memory by the copy engine, each as soon as there is room for it; each of GROUPS warpgroups owns 64 queries and keeps their softmax
  * state and output in registers:
  *
  *     S(n) = Q K(n)^T   is issued, then   O += P(n+1) V(n+1)   of the step before,
@@ -50,6 +50,15 @@ PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
     ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
 }
 
+/* For what the first product of a tile needs. */
+PTX_INLINE void wait_q_k(shared_memory *m, int count, uint32_t turn, uint32_t step)
+{
+    if (count > 0) {
+        ptx_barrier_wait(ptx_shared(&m->q_full[turn % Q_STAGES]), turn / Q_STAGES & 1);
+        wait_k(m, step);
+    }
+}
+
 PTX_INLINE void issue_s(shared_memory *m, float *s, int group, uint32_t turn, uint32_t step)
 {
     const uint32_t rows = group * 64 * 128;
@@ -64,13 +73,6 @@ PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uin
     ptx_wgmma_fence();
     product_o(o, weights, ptx_shared(m->v[stage_of(step)]));
     ptx_wgmma_commit();
-}
-
-/* The tile of a turn, once its Q is there. */
-PTX_INLINE const tile *next_tile(shared_memory *m, uint32_t turn)
-{
-    ptx_barrier_wait(ptx_shared(&m->q_full[turn % Q_STAGES]), turn / Q_STAGES & 1);
-    return &m->tile[turn % TILES];
 }
 
 /* The scores of a step are there: the stage is free, and the scores become weights. */
@@ -97,6 +99,27 @@ PTX_INLINE void finish_weights(shared_memory *m, const state *st)
     }
 }
 
+/* Of the first steps of a tile, how many hold no key that the group's rows see; one step is left. */
+PTX_INLINE int unseen(const tile *t, int group)
+{
+    const int row = t->row + 64 * group, last = min(t->keys - 1, row + 63 + t->high) / KEYS;
+    return row < t->queries ? min(t->first + t->count - 1 - last, t->count - 1) : t->count - 1;
+}
+
+/* The scores of a step are there, and not looked at: on to those of the next. */
+PTX_INLINE void skip_step(shared_memory *m, float *s, int group, uint32_t turn, uint32_t step)
+{
+    arrive(&m->k_empty[stage_of(step)]);
+    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
+    arrive(&m->v_empty[stage_of(step)]);
+    wait_k(m, step + 1);
+    take_turn(group);
+    issue_s(m, s, group, turn, step + 1);
+    pass_turn(group);
+    PTX_WGMMA_WAIT(0);
+    ptx_hold(s, SCORES);
+}
+
 PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
 {
     uint32_t step = 0, turn = 0;
@@ -106,11 +129,9 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
     if (group == GROUPS - 1) {
         pass_turn(group);
     }
-    const tile *t = next_tile(m, turn);
+    const tile *t = tile_of_turn(m, turn);
     int count = uniform(t->count);
-    if (count > 0) {
-        wait_k(m, step);
-    }
+    wait_q_k(m, count, turn, step);
     take_turn(group);
     issue_s(m, s, group, turn, step);
     pass_turn(group);
@@ -127,6 +148,10 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
             o[i] = 0.0F;
         }
         PTX_WGMMA_WAIT(0);
+#pragma unroll 1
+        for (int i = GROUPS > 2 ? unseen(t, group) : 0; i > 0; i--, step++, count--, key -= KEYS) {
+            skip_step(m, s, group, turn, step);
+        }
         take_s(p, m, t, s, &st, factor, key, step, plain_low, plain_span);
         round_weights(weights, s);
 #pragma unroll 1
@@ -152,14 +177,12 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         turn++;
         take_turn(group);
         issue_o(m, o, weights, step);
-        const tile *next = next_tile(m, turn);
+        const tile *next = tile_of_turn(m, turn);
         count = uniform(next->count);
-        if (count > 0) {
-            wait_k(m, step + 1);
-        }
-        /* The next tile's first product runs while this one is stored, where there are registers for both.
-         * After the last tile it is a product of nothing: no branch may part the products. */
+        /* The next tile's first product runs while this one is stored, where its Q is there by then.  After the
+         * last tile it is a product of nothing: no branch may part the products. */
         if (OVERLAP) {
+            wait_q_k(m, count, turn, step + 1);
             issue_s(m, s, group, turn, step + 1);
             pass_turn(group);
             PTX_WGMMA_WAIT(1);
@@ -173,6 +196,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         repair(p, t, o, &st);
         store(p, t, o, &st);
         if (!OVERLAP) {
+            wait_q_k(m, count, turn, step);
             take_turn(group);
             issue_s(m, s, group, turn, step);
             pass_turn(group);

@@ -26,22 +26,26 @@ PTX_INLINE void transpose(uint32_t *x, int t)
     x[3] = upper ? y3 : b;
 }
 
-/* One row's part of this thread, 16-bit: eight neighbouring columns at a time. */
-PTX_INLINE void store_row_16(uint16_t *to, const float *o, int r, float factor, int dim, bool there)
+/* Two rows' parts of this thread, 16-bit: eight neighbouring columns at a time. */
+PTX_INLINE void store_rows_16(uint16_t *const *to, const float *o, const float *factor, int dim,
+                              const bool *there)
 {
     const int t = (int)threadIdx.x & 3;
 #pragma unroll
     for (int i = 0; i < OUTPUT / 16; i++) {
-        uint32_t x[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float *from = &o[16 * i + 4 * j + 2 * r];
-            x[j] = pack(from[0] * factor, from[1] * factor);
-        }
-        transpose(x, t);
-        const int column = 32 * i + 8 * t;
-        if (there && column < dim) {
-            *(uint4 *)(to + column) = make_uint4(x[0], x[1], x[2], x[3]);
+        for (int r = 0; r < 2; r++) {
+            uint32_t x[4];
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                const float *from = &o[16 * i + 4 * j + 2 * r];
+                x[j] = pack(from[0] * factor[r], from[1] * factor[r]);
+            }
+            transpose(x, t);
+            const int column = 32 * i + 8 * t;
+            if (there[r] && column < dim) {
+                *(uint4 *)(to[r] + column) = make_uint4(x[0], x[1], x[2], x[3]);
+            }
         }
     }
 }
@@ -95,27 +99,38 @@ PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float 
             sum[r] += __shfl_xor_sync(0xffffffffU, sum[r], x);
         }
     }
+    const int64_t plane = t->batch * p->o.batch + t->head * p->o.head;
+    float *const lses = (float *)p->lse.data + t->batch * p->lse.batch + t->head * p->lse.head;
+    float factor[2], old_factor[2] = {0.0F, 0.0F}, lse[2];
+    int64_t token[2], at[2];
+    bool there[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int query = row + 8 * r;
-        const int64_t token = t->first_q + query;
-        const bool there = query < t->queries;
-        float factor = sum[r] == 0.0F ? 0.0F : ptx_reciprocal(sum[r]), old_factor = 0.0F;
-        float lse = sum[r] == 0.0F ? -INFINITE : fmaf(st->max[r], p->scale, ptx_log2(sum[r]) * 0.693147181F);
-        float *lse_at =
-            (float *)p->lse.data + t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token;
-        if (p->merge) {
-            old_factor = there ? merge_row(*lse_at, &lse, &factor) : 0.0F;
-            __syncwarp();
+        there[r] = row + 8 * r < t->queries;
+        token[r] = t->first_q + row + 8 * r;
+        at[r] = plane + token[r] * p->o.token;
+        factor[r] = sum[r] == 0.0F ? 0.0F : ptx_reciprocal(sum[r]);
+        lse[r] = sum[r] == 0.0F ? -INFINITE : fmaf(st->max[r], p->scale, ptx_log2(sum[r]) * 0.693147181F);
+        if (p->merge && there[r]) {
+            old_factor[r] = merge_row(lses[token[r] * p->lse.token], &lse[r], &factor[r]);
         }
-        const int64_t at = t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
-        if (!p->out_f32) {
-            store_row_16((uint16_t *)p->o.data + at, o, r, factor, p->dim_v, there);
-        } else if (there) {
-            store_row_32((float *)p->o.data + at, o, r, factor, old_factor, p->merge, p->dim_v);
+    }
+    __syncwarp(); /* the old sums are read */
+    if (__builtin_expect(!p->out_f32, 1)) {
+        uint16_t *const to[2] = {(uint16_t *)p->o.data + at[0], (uint16_t *)p->o.data + at[1]};
+        store_rows_16(to, o, factor, p->dim_v, there);
+    } else {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            if (there[r]) {
+                store_row_32((float *)p->o.data + at[r], o, r, factor[r], old_factor[r], p->merge, p->dim_v);
+            }
         }
-        if (p->lse.data != nullptr && there && (threadIdx.x & 3) == 0) {
-            *lse_at = lse;
+    }
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        if (p->lse.data != nullptr && there[r] && (threadIdx.x & 3) == 0) {
+            lses[token[r] * p->lse.token] = lse[r];
         }
     }
 }
@@ -124,7 +139,7 @@ PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float 
 
 /*
  * A masked value has the weight 0, but 0 times NaN or inf is NaN, and the tensor cores multiply whole steps.
- * A row whose output is NaN is looked at again: if a value masked for it, within a
+ * A row whose output is NaN while its sum is a number is looked at again: if a value masked for it, within a
  * step that it took part in, is no number, the row is computed anew from memory, over the keys that it sees
  * alone.
  */
@@ -202,20 +217,34 @@ PTX_INLINE void repair_row(const attn__forward_params *p, const tile *t, float *
     }
 }
 
+/* NaN if one is. */
+PTX_INLINE float sum_of(const float *o)
+{
+    float sum[8];
+#pragma unroll
+    for (int i = 0; i < OUTPUT; i++) {
+        sum[i % 8] = i < 8 ? o[i] : sum[i % 8] + o[i];
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]) + ((sum[4] + sum[5]) + (sum[6] + sum[7]));
+}
+
 PTX_INLINE void repair(const attn__forward_params *p, const tile *t, float *o, const state *st)
 {
     if (!is_cut(t, t->first * KEYS) && !is_cut(t, (t->first + t->count - 1) * KEYS)) {
         return;
     }
+    const float sum = sum_of(o);
+    if (__builtin_expect(!__any_sync(0xffffffffU, !(sum == sum)), 1)) {
+        return;
+    }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        float sum[4] = {0.0F, 0.0F, 0.0F, 0.0F}; /* NaN if one is */
+        bool broken = false;
 #pragma unroll
         for (int i = 0; i < OUTPUT / 4; i++) {
-            sum[i % 4] += o[4 * i + 2 * r] + o[4 * i + 2 * r + 1];
+            broken = broken || !(o[4 * i + 2 * r] == o[4 * i + 2 * r]) ||
+                     !(o[4 * i + 2 * r + 1] == o[4 * i + 2 * r + 1]);
         }
-        const float all = sum[0] + sum[1] + (sum[2] + sum[3]);
-        bool broken = !(all == all);
         const int query = t->row + thread_row() + 8 * r;
         broken = broken && query < t->queries;
         broken = __shfl_xor_sync(0xffffffffU, broken, 1) || broken;

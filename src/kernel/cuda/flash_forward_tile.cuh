@@ -13,7 +13,11 @@
 
 #define INFINITE (__int_as_float(0x7f800000))
 
-#if HEAD_DIM == 64
+#if HEAD_DIM == 64 && KEYS == 64
+#define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
+#define CONSUMER_REGISTERS PTX_REGISTERS_MORE(112)
+enum { GROUPS = 4, STAGES = 8, Q_STAGES = 2 };
+#elif HEAD_DIM == 64
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(160)
 enum { GROUPS = 3, STAGES = 4, Q_STAGES = 2 };
@@ -35,7 +39,7 @@ enum {
     SCORES = KEYS / 2,     /* registers of S */
     OUTPUT = HEAD_DIM / 2, /* of O */
     TURN = 1,              /* the first named barrier of the turns */
-    OVERLAP = HEAD_DIM < 256,
+    OVERLAP = Q_STAGES > 1,
     TILES = 2 + Q_STAGES, /* known: that being stored or computed, those whose Q is there, the next */
 };
 
@@ -186,11 +190,10 @@ PTX_INLINE void produce_turn(const attn__forward_params *p, shared_memory *m, ui
     const uint32_t place = turn % Q_STAGES, full = ptx_shared(&m->q_full[place]);
     const tile *t = &m->tile[turn % TILES];
     ptx_barrier_arrive(ptx_shared(&m->tile_full[turn % TILES]));
-    ptx_barrier_wait(ptx_shared(&m->q_empty[place]), (turn / Q_STAGES & 1) ^ 1);
     if (t->count == 0) {
-        ptx_barrier_arrive(full);
         return;
     }
+    ptx_barrier_wait(ptx_shared(&m->q_empty[place]), (turn / Q_STAGES & 1) ^ 1);
     ptx_barrier_expect(full, Q_TILE);
     load(ptx_shared(m->q[place]), Q_PANEL, &p->q, full, p->cu_q != nullptr, t->head, t->batch, t->first_q,
          t->queries, t->row);
