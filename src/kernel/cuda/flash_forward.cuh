@@ -4,8 +4,8 @@
  * FlashAttention-3, arXiv 2407.08608).
  *
  * One block a multiprocessor walks over tiles of ROWS queries of one head.  Three warps bring Q, K and V into
- * shared memory by the copy engine, each as soon as there is room for it; each of GROUPS warpgroups owns 64 queries and keeps their softmax
- * state and output in registers:
+ * shared memory by the copy engine, each as soon as there is room for it; each of GROUPS warpgroups owns 64
+ * queries and keeps their softmax state and output in registers:
  *
  *     S(n) = Q K(n)^T   is issued, then   O += P(n+1) V(n+1)   of the step before,
  *
@@ -37,12 +37,6 @@ PTX_INLINE void take_turn(int group)
 PTX_INLINE void pass_turn(int group)
 {
     ptx_arrive(TURN + (group + 1 == GROUPS ? 0 : group + 1), 256);
-}
-
-/* The same in all threads of a warp, and known to be. */
-PTX_INLINE int uniform(int x)
-{
-    return __shfl_sync(0xffffffffU, x, 0);
 }
 
 PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
@@ -99,9 +93,13 @@ PTX_INLINE void finish_weights(shared_memory *m, const state *st)
     }
 }
 
-/* Of the first steps of a tile, how many hold no key that the group's rows see; one step is left. */
+/* Of the first steps of a tile, how many hold no key that the group's rows see; one step is left.  A tile of two
+ * groups has hardly any. */
 PTX_INLINE int unseen(const tile *t, int group)
 {
+    if (GROUPS <= 2) {
+        return 0;
+    }
     const int row = t->row + 64 * group, last = min(t->keys - 1, row + 63 + t->high) / KEYS;
     return row < t->queries ? min(t->first + t->count - 1 - last, t->count - 1) : t->count - 1;
 }
@@ -149,7 +147,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         }
         PTX_WGMMA_WAIT(0);
 #pragma unroll 1
-        for (int i = GROUPS > 2 ? unseen(t, group) : 0; i > 0; i--, step++, count--, key -= KEYS) {
+        for (int i = unseen(t, group); i > 0; i--, step++, count--, key -= KEYS) {
             skip_step(m, s, group, turn, step);
         }
         take_s(p, m, t, s, &st, factor, key, step, plain_low, plain_span);
@@ -193,7 +191,6 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         ptx_hold(o, OUTPUT);
         arrive(&m->v_empty[stage_of(step)]);
         step++;
-        repair(p, t, o, &st);
         store(p, t, o, &st);
         if (!OVERLAP) {
             wait_q_k(m, count, turn, step);
@@ -234,7 +231,6 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     if (threadIdx.x >= CONSUMERS) {
         PRODUCER_REGISTERS;
         ptx_grid_go();
-        ptx_grid_wait();
         if (threadIdx.x < CONSUMERS + 32) {
             produce_tiles(&p, m);
         } else if (threadIdx.x == CONSUMERS + 32) {

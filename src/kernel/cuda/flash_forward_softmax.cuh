@@ -61,6 +61,12 @@ PTX_INLINE int thread_row(void)
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
+/* The same in all threads of a warp, and known to be. */
+PTX_INLINE int uniform(int x)
+{
+    return __shfl_sync(0xffffffffU, x, 0);
+}
+
 /* ---- softmax ---- */
 
 /* Of two rows of the thread: the running maximum of the raw scores, and the sum of its own columns' weights.

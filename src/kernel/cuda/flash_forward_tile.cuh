@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_forward_tile.cuh - sizes, tiles and their order, and the producer of flash_forward.cuh.
+ * flash_forward_tile.cuh - sizes, tiles and their order, and the producers of flash_forward.cuh.
  *
  * A tile is ROWS queries of one head and the steps of KEYS keys that they see.  Under a band tiles differ in
  * length: the long ones come first, and heads take turns as far as their keys and values fit in the L2 cache.
@@ -39,7 +39,7 @@ enum {
     SCORES = KEYS / 2,     /* registers of S */
     OUTPUT = HEAD_DIM / 2, /* of O */
     TURN = 1,              /* the first named barrier of the turns */
-    OVERLAP = Q_STAGES > 1,
+    OVERLAP = Q_STAGES > 1, /* a tile's store and the next tile's first product */
     TILES = 2 + Q_STAGES, /* known: that being stored or computed, those whose Q is there, the next */
 };
 
@@ -52,6 +52,7 @@ typedef struct tile {
     int first_q, first_kv;     /* tokens before the sequence in a ragged batch */
     int first, count;          /* steps of KEYS keys; count 0: none is visible, or no tile is left */
     int plain_low, plain_high; /* all is visible of steps that begin with these keys, and those between */
+    int cut;                   /* is there a step of which not all is visible? */
 } tile;
 
 typedef struct shared_memory {
@@ -65,9 +66,9 @@ typedef struct shared_memory {
 static_assert(sizeof(shared_memory) <= SHARED, "shared memory");
 
 /*
- * The number of the block's tile of a round, or p->tiles or more, for a warp.  Where tiles are of one length, blocks take
- * them there and back, so that what is left over adds up; else each takes the next that is left when it has
- * time for it.
+ * The number of the block's tile of a round, or p->tiles or more; by a warp.  Where tiles are of one length,
+ * blocks take them there and back, so that what is left over adds up; else each takes the next that is left
+ * when it has time for it.
  */
 PTX_INLINE int tile_number(const attn__forward_params *p, int round)
 {
@@ -122,11 +123,7 @@ PTX_INLINE void tile_of(tile *t, const attn__forward_params *p, int number)
     t->count = to >= from && row < queries && low <= high ? to / KEYS - first + 1 : 0;
     t->plain_low = row + ROWS - 1 + low;
     t->plain_high = min(keys, row + high + 1) - KEYS;
-}
-
-PTX_INLINE bool is_cut(const tile *t, int key)
-{
-    return key < t->plain_low || key > t->plain_high;
+    t->cut = first * KEYS < t->plain_low || to / KEYS * KEYS > t->plain_high;
 }
 
 /* ---- the producers ---- */
@@ -166,6 +163,7 @@ PTX_INLINE void produce_keys(const attn__forward_params *p, shared_memory *m, co
 {
     uint32_t step = 0;
     ptx_prefetch_map(map);
+    ptx_grid_wait();
 #pragma unroll 1
     for (uint32_t turn = 0;; turn++) {
         const tile *t = tile_of_turn(m, turn);
@@ -225,6 +223,9 @@ PTX_INLINE void produce_tiles(const attn__forward_params *p, shared_memory *m)
 {
     uint32_t turn = 0;
     ptx_prefetch_map(&p->q);
+    if (p->cu_q != nullptr) { /* lengths may come from the kernel before this one, as arrays may */
+        ptx_grid_wait();
+    }
 #pragma unroll 1
     for (int round = 0;; round++) {
         const int number = tile_number(p, round);
@@ -241,6 +242,7 @@ PTX_INLINE void produce_tiles(const attn__forward_params *p, shared_memory *m)
             }
         }
         __syncwarp();
+        ptx_grid_wait();
         if (last || t->count != 0) {
             if (threadIdx.x % 32 == 0) {
                 produce_turn(p, m, turn);
