@@ -191,10 +191,12 @@ static void test_fewer_multiprocessors(void **state)
     static const char *const problems[] = {
         "batch=2,heads=4,tokens=300,dim=128,dtype=bf16,out=bf16,causal",
         "heads=8,kv_heads=2,tokens=1,kv_tokens=5000,dim=64,dtype=f16,out=f16",
-        "heads=2,tokens=300,dim=64,dtype=f32"};
+        "heads=2,tokens=300,dim=64,dtype=f32",
+        /* a block has many tiles in turn that see no key */
+        "heads=2,tokens=1500,kv_tokens=100,dim=128,dtype=bf16,out=bf16,causal"};
     for (int sms = 1; sms <= 40; sms += 39) {
         const attn_options o = {.size = sizeof o, .sms = sms};
-        for (int i = 0; i < 3; i++) {
+        for (int i = 0; i < 4; i++) {
             try_case((cuda_case){.problem = parse(problems[i]), .rows = 16, .seed = 9}, &o);
         }
     }

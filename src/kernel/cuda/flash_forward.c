@@ -16,22 +16,26 @@ enum { HEADS_IN_L2 = 32 << 20 };
 /* ---- shapes ---- */
 
 /* The kernels of padded dims.  Of dims up to 128 there are two: a step of more keys does more work between
- * waits, but its last is emptier, and Q is not read ahead. */
+ * waits, but its last is emptier. */
 typedef struct variant {
     int rows, keys;
     unsigned threads, shared;
     const char *image[2]; /* fp16, bf16 */
 } variant;
 
-enum {
-    MANY_KEYS = 4096
-}; /* 2048 are 2 % faster by small steps on an H200, 16384 are 3 % faster by large ones */
+/* Measured on an H200 at lengths of powers of two (docs/perf/cuda_fwd.md). */
+enum { MANY_KEYS_64 = 2048, MANY_KEYS_128 = 8192 };
 
 static const variant variant_64 = {ATTN__FORWARD_ROWS_64,
                                    ATTN__FORWARD_KEYS_64,
-                                   512,
+                                   640,
                                    ATTN__FORWARD_SHARED_64,
                                    {"flash_forward_f16_64", "flash_forward_bf16_64"}};
+static const variant variant_64_long = {ATTN__FORWARD_ROWS_64_LONG,
+                                        ATTN__FORWARD_KEYS_64_LONG,
+                                        512,
+                                        ATTN__FORWARD_SHARED_64_LONG,
+                                        {"flash_forward_f16_64_long", "flash_forward_bf16_64_long"}};
 static const variant variant_128 = {ATTN__FORWARD_ROWS_128,
                                     ATTN__FORWARD_KEYS_128,
                                     384,
@@ -60,7 +64,10 @@ static const variant *variant_of(const attn__cuda_call *call)
     if (dim > 128) {
         return &variant_256;
     }
-    return dim <= 64 ? &variant_64 : call->tokens_kv < MANY_KEYS ? &variant_128 : &variant_128_long;
+    if (dim > 64) {
+        return call->tokens_kv < MANY_KEYS_128 ? &variant_128 : &variant_128_long;
+    }
+    return call->tokens_kv < MANY_KEYS_64 ? &variant_64 : &variant_64_long;
 }
 
 static int64_t tiles_q(const attn__cuda_call *call)
@@ -214,6 +221,7 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
         .grid = {(unsigned)attn__min(p.tiles, sms), 1, 1},
         .block = v->threads,
         .shared = v->shared,
+        .overlap = p.taken == NULL,
         .stream = stream,
     };
     void *arguments[] = {&p};

@@ -3,9 +3,9 @@
  * flash_forward.cuh - attention forward on Hopper (Dao et al., FlashAttention, arXiv 2205.14135; Shah et al.,
  * FlashAttention-3, arXiv 2407.08608).
  *
- * One block a multiprocessor walks over tiles of ROWS queries of one head.  A producer warp brings Q, K and V
- * into shared memory by the copy engine; each of GROUPS warpgroups owns 64 queries and keeps their softmax
- * state and output in registers:
+ * One block a multiprocessor walks over tiles of ROWS queries of one head.  Three warps bring Q, K and V into
+ * shared memory by the copy engine, each as soon as there is room for it; each of GROUPS warpgroups owns 64
+ * queries and keeps their softmax state and output in registers:
  *
  *     S(n) = Q K(n)^T   is issued, then   O += P(n+1) V(n+1)   of the step before,
  *
@@ -39,15 +39,18 @@ PTX_INLINE void pass_turn(int group)
     ptx_arrive(TURN + (group + 1 == GROUPS ? 0 : group + 1), 256);
 }
 
-/* The same in all threads of a warp, and known to be. */
-PTX_INLINE int uniform(int x)
-{
-    return __shfl_sync(0xffffffffU, x, 0);
-}
-
 PTX_INLINE void wait_k(shared_memory *m, uint32_t step)
 {
     ptx_barrier_wait(ptx_shared(&m->k_full[stage_of(step)]), parity_of(step));
+}
+
+/* For what the first product of a tile needs. */
+PTX_INLINE void wait_q_k(shared_memory *m, int count, uint32_t turn, uint32_t step)
+{
+    if (count > 0) {
+        ptx_barrier_wait(ptx_shared(&m->q_full[turn % Q_STAGES]), turn / Q_STAGES & 1);
+        wait_k(m, step);
+    }
 }
 
 PTX_INLINE void issue_s(shared_memory *m, float *s, int group, uint32_t turn, uint32_t step)
@@ -64,20 +67,6 @@ PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uin
     ptx_wgmma_fence();
     product_o(o, weights, ptx_shared(m->v[stage_of(step)]));
     ptx_wgmma_commit();
-}
-
-/* The tile of a turn; those that see no key are stored on the way. */
-PTX_INLINE const tile *next_tile(const attn__forward_params *p, shared_memory *m, uint32_t *turn)
-{
-    for (;; *turn += 1) {
-        const tile *t = &m->tile[*turn % TILES];
-        ptx_barrier_wait(ptx_shared(&m->q_full[*turn % Q_STAGES]), *turn / Q_STAGES & 1);
-        if (t->count != 0) {
-            return t;
-        }
-        store_nothing(p, t);
-        arrive(&m->q_empty[*turn % Q_STAGES]);
-    }
 }
 
 /* The scores of a step are there: the stage is free, and the scores become weights. */
@@ -104,6 +93,31 @@ PTX_INLINE void finish_weights(shared_memory *m, const state *st)
     }
 }
 
+/* Of the first steps of a tile, how many hold no key that the group's rows see; one step is left.  A tile of two
+ * groups has hardly any. */
+PTX_INLINE int unseen(const tile *t, int group)
+{
+    if (GROUPS <= 2) {
+        return 0;
+    }
+    const int row = t->row + 64 * group, last = min(t->keys - 1, row + 63 + t->high) / KEYS;
+    return row < t->queries ? min(t->first + t->count - 1 - last, t->count - 1) : t->count - 1;
+}
+
+/* The scores of a step are there, and not looked at: on to those of the next. */
+PTX_INLINE void skip_step(shared_memory *m, float *s, int group, uint32_t turn, uint32_t step)
+{
+    arrive(&m->k_empty[stage_of(step)]);
+    ptx_barrier_wait(ptx_shared(&m->v_full[stage_of(step)]), parity_of(step));
+    arrive(&m->v_empty[stage_of(step)]);
+    wait_k(m, step + 1);
+    take_turn(group);
+    issue_s(m, s, group, turn, step + 1);
+    pass_turn(group);
+    PTX_WGMMA_WAIT(0);
+    ptx_hold(s, SCORES);
+}
+
 PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
 {
     uint32_t step = 0, turn = 0;
@@ -113,11 +127,9 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
     if (group == GROUPS - 1) {
         pass_turn(group);
     }
-    const tile *t = next_tile(p, m, &turn);
+    const tile *t = tile_of_turn(m, turn);
     int count = uniform(t->count);
-    if (count > 0) {
-        wait_k(m, step);
-    }
+    wait_q_k(m, count, turn, step);
     take_turn(group);
     issue_s(m, s, group, turn, step);
     pass_turn(group);
@@ -134,6 +146,10 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
             o[i] = 0.0F;
         }
         PTX_WGMMA_WAIT(0);
+#pragma unroll 1
+        for (int i = unseen(t, group); i > 0; i--, step++, count--, key -= KEYS) {
+            skip_step(m, s, group, turn, step);
+        }
         take_s(p, m, t, s, &st, factor, key, step, plain_low, plain_span);
         round_weights(weights, s);
 #pragma unroll 1
@@ -159,14 +175,12 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         turn++;
         take_turn(group);
         issue_o(m, o, weights, step);
-        const tile *next = next_tile(p, m, &turn);
+        const tile *next = tile_of_turn(m, turn);
         count = uniform(next->count);
-        if (count > 0) {
-            wait_k(m, step + 1);
-        }
-        /* The next tile's first product runs while this one is stored, where there are registers for both.
-         * After the last tile it is a product of nothing: no branch may part the products. */
+        /* The next tile's first product runs while this one is stored, where its Q is there by then.  After the
+         * last tile it is a product of nothing: no branch may part the products. */
         if (OVERLAP) {
+            wait_q_k(m, count, turn, step + 1);
             issue_s(m, s, group, turn, step + 1);
             pass_turn(group);
             PTX_WGMMA_WAIT(1);
@@ -177,9 +191,9 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         ptx_hold(o, OUTPUT);
         arrive(&m->v_empty[stage_of(step)]);
         step++;
-        repair(p, t, o, &st);
         store(p, t, o, &st);
         if (!OVERLAP) {
+            wait_q_k(m, count, turn, step);
             take_turn(group);
             issue_s(m, s, group, turn, step);
             pass_turn(group);
@@ -198,6 +212,9 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     extern __shared__ __align__(1024) uint8_t memory[];
     shared_memory *m = (shared_memory *)memory;
     if (threadIdx.x == 0) {
+        for (int i = 0; i < TILES; i++) {
+            ptx_barrier_init(ptx_shared(&m->tile_full[i]), 1);
+        }
         for (int i = 0; i < Q_STAGES; i++) {
             ptx_barrier_init(ptx_shared(&m->q_full[i]), 1);
             ptx_barrier_init(ptx_shared(&m->q_empty[i]), 4 * GROUPS);
@@ -213,8 +230,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1)
     __syncthreads();
     if (threadIdx.x >= CONSUMERS) {
         PRODUCER_REGISTERS;
-        if (threadIdx.x == CONSUMERS) {
-            produce(&p, m);
+        ptx_grid_go();
+        if (threadIdx.x < CONSUMERS + 32) {
+            produce_tiles(&p, m);
+        } else if (threadIdx.x == CONSUMERS + 32) {
+            produce_keys(&p, m, &p.k, m->k, m->k_full, m->k_empty);
+        } else if (threadIdx.x == CONSUMERS + 64) {
+            produce_keys(&p, m, &p.v, m->v, m->v_full, m->v_empty);
         }
     } else {
         CONSUMER_REGISTERS;

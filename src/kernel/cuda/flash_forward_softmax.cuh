@@ -61,6 +61,12 @@ PTX_INLINE int thread_row(void)
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
+/* The same in all threads of a warp, and known to be. */
+PTX_INLINE int uniform(int x)
+{
+    return __shfl_sync(0xffffffffU, x, 0);
+}
+
 /* ---- softmax ---- */
 
 /* Of two rows of the thread: the running maximum of the raw scores, and the sum of its own columns' weights.
@@ -69,23 +75,31 @@ typedef struct state {
     float max[2], sum[2];
 } state;
 
+/* Scores of keys that a row does not see become -inf. */
 PTX_INLINE void cut(float *s, const attn__forward_params *p, const tile *t, int key)
 {
     const int row = t->row + thread_row();
     const int column = key + 2 * (thread_number() & 3);
+    if (p->negate) {
+#pragma unroll
+        for (int i = 0; i < SCORES; i++) {
+            s[i] = -s[i];
+        }
+    }
+    int from[2], to[2]; /* columns of the thread's own */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const int query = row + 8 * r;
-        const int from = max(0, query + t->low), to = min(t->keys - 1, query + t->high);
-        const uint32_t count = to >= from ? (uint32_t)(to - from + 1) : 0U;
-        const int first = from - column;
+        from[r] = row + 8 * r + t->low - column;
+        to[r] = min(t->keys - 1, row + 8 * r + t->high) - column;
+    }
 #pragma unroll
-        for (int i = 0; i < SCORES / 4; i++) {
+    for (int i = 0; i < SCORES; i++) {
+        s[i] = to[i / 2 & 1] < i / 4 * 8 + i % 2 ? -INFINITE : s[i];
+    }
+    if (__any_sync(0xffffffffU, from[1] > 0)) {
 #pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float *x = &s[4 * i + 2 * r + j];
-                *x = (uint32_t)(8 * i + j - first) < count ? (p->negate ? -*x : *x) : -INFINITE;
-            }
+        for (int i = 0; i < SCORES; i++) {
+            s[i] = from[i / 2 & 1] > i / 4 * 8 + i % 2 ? -INFINITE : s[i];
         }
     }
 }

@@ -26,103 +26,27 @@ PTX_INLINE void transpose(uint32_t *x, int t)
     x[3] = upper ? y3 : b;
 }
 
-/* One row's part of this thread, 16-bit: eight neighbouring columns at a time. */
-PTX_INLINE void store_row_16(uint16_t *to, const float *o, int r, float factor, int dim, bool there)
+/* Two rows' parts of this thread, 16-bit: eight neighbouring columns at a time. */
+PTX_INLINE void store_rows_16(uint16_t *to_0, uint16_t *to_1, const float *o, float factor_0, float factor_1,
+                              int dim, const bool *kept)
 {
-    const int t = (int)threadIdx.x & 3;
+    const int t = thread_number() & 3;
 #pragma unroll
     for (int i = 0; i < OUTPUT / 16; i++) {
-        uint32_t x[4];
 #pragma unroll
-        for (int j = 0; j < 4; j++) {
-            const float *from = &o[16 * i + 4 * j + 2 * r];
-            x[j] = pack(from[0] * factor, from[1] * factor);
-        }
-        transpose(x, t);
-        const int column = 32 * i + 8 * t;
-        if (there && column < dim) {
-            *(uint4 *)(to + column) = make_uint4(x[0], x[1], x[2], x[3]);
-        }
-    }
-}
-
-PTX_INLINE void store_row_32(float *to, const float *o, int r, float factor, float old_factor, bool merge,
-                             int dim)
-{
-    const int t = (int)threadIdx.x & 3;
+        for (int r = 0; r < 2; r++) {
+            const float factor = r == 0 ? factor_0 : factor_1;
+            const int column = 32 * i + 8 * t;
+            uint32_t x[4];
 #pragma unroll
-    for (int i = 0; i < OUTPUT / 4; i++) {
-        const int column = 8 * i + 2 * t;
-        if (column < dim) {
-            float2 x = make_float2(o[4 * i + 2 * r] * factor, o[4 * i + 2 * r + 1] * factor);
-            if (merge) {
-                const float2 old = *(const float2 *)(to + column);
-                x.x = old_factor == 0.0F ? x.x
-                      : factor == 0.0F   ? old.x * old_factor
-                                         : fmaf(old.x, old_factor, x.x);
-                x.y = old_factor == 0.0F ? x.y
-                      : factor == 0.0F   ? old.y * old_factor
-                                         : fmaf(old.y, old_factor, x.y);
+            for (int j = 0; j < 4; j++) {
+                const float *from = &o[16 * i + 4 * j + 2 * r];
+                x[j] = pack(from[0] * factor, from[1] * factor);
             }
-            *(float2 *)(to + column) = x;
-        }
-    }
-}
-
-PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float *o, const state *st)
-{
-    const int row = t->row + thread_row();
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = st->sum[r];
-        sum += __shfl_xor_sync(0xffffffffU, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffU, sum, 2);
-        const int query = row + 8 * r;
-        const bool there = query < t->queries;
-        float factor = sum == 0.0F ? 0.0F : 1.0F / sum, old_factor = 0.0F;
-        float lse = sum == 0.0F ? -INFINITE : fmaf(st->max[r], p->scale, logf(sum));
-        const int64_t token = t->first_q + query;
-        float *lse_at =
-            (float *)p->lse.data + t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token;
-        if (p->merge && there) {
-            const float old = *lse_at, most = fmaxf(old, lse);
-            if (old != -INFINITE) {
-                const float both = lse == -INFINITE ? old : most + logf(expf(old - most) + expf(lse - most));
-                old_factor = lse == -INFINITE ? 1.0F : expf(old - both);
-                factor *= lse == -INFINITE ? 0.0F : expf(lse - both);
-                lse = both;
+            transpose(x, t);
+            if (kept[r] && column < dim) {
+                *(uint4 *)((r == 0 ? to_0 : to_1) + column) = make_uint4(x[0], x[1], x[2], x[3]);
             }
-            __syncwarp(__activemask());
-        }
-        const int64_t at = t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
-        if (!p->out_f32) {
-            store_row_16((uint16_t *)p->o.data + at, o, r, factor, p->dim_v, there);
-        } else if (there) {
-            store_row_32((float *)p->o.data + at, o, r, factor, old_factor, p->merge, p->dim_v);
-        }
-        if (p->lse.data != nullptr && there && (threadIdx.x & 3) == 0) {
-            *lse_at = lse;
-        }
-    }
-}
-
-/* Rows that see no key: zeros, and lse = -inf. */
-PTX_INLINE void store_nothing(const attn__forward_params *p, const tile *t)
-{
-    const int end = min(t->row + ROWS, t->queries);
-    for (int query = t->row + thread_number() / 4; query < end && !p->merge; query += CONSUMERS / 4) {
-        const int64_t token = t->first_q + query;
-        const int64_t at = t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
-        for (int column = thread_number() & 3; column < p->dim_v; column += 4) {
-            if (p->out_f32) {
-                ((float *)p->o.data)[at + column] = 0.0F;
-            } else {
-                ((uint16_t *)p->o.data)[at + column] = 0;
-            }
-        }
-        if (p->lse.data != nullptr && (thread_number() & 3) == 0) {
-            ((float *)p->lse.data)[t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token] =
-                -INFINITE;
         }
     }
 }
@@ -131,38 +55,23 @@ PTX_INLINE void store_nothing(const attn__forward_params *p, const tile *t)
 
 /*
  * A masked value has the weight 0, but 0 times NaN or inf is NaN, and the tensor cores multiply whole steps.
- * A row whose output is NaN while its sum is a number is looked at again: if a value masked for it, within a
- * step that it took part in, is no number, the row is computed anew from memory, over the keys that it sees
- * alone.
+ * A row whose output is NaN is looked at again: if a value masked for it, within the steps of its tile, is no
+ * number, the row is computed anew from memory, over the keys that it sees alone.  This is rare, and written to
+ * be short: a warp takes its rows one after another, and all its threads go through loops as often, which the
+ * assembler must see, or it holds nothing in uniform registers any more.
  */
 
-/* Does any of the thread's columns of V hold no number, among the keys [from, to)?  v: the row of key 0. */
-PTX_INLINE bool no_numbers(const attn__forward_params *p, const uint16_t *v, int from, int to)
-{
-    bool found = false;
-#pragma unroll 1
-    for (int key = from; key < to; key++) {
-        const uint16_t *row = v + key * p->v_rows.token;
-#pragma unroll 1
-        for (int column = 2 * (thread_number() & 3); column < p->dim_v; column += 8) {
-            found = found || !(fabsf(unpack(row[column])) < INFINITE) ||
-                    !(fabsf(unpack(row[column + 1])) < INFINITE);
-        }
-    }
-    return found;
-}
+/* The keys that a row of a tile sees are [from, to), those of the tile's steps [begin, end). */
+typedef struct keys_seen {
+    int from, to, begin, end;
+} keys_seen;
 
-/* The score of a pair, by the four threads of a row. */
-PTX_INLINE float score(const attn__forward_params *p, const uint16_t *q, const uint16_t *k)
+PTX_INLINE keys_seen keys_of(const tile *t, int query)
 {
-    float sum = 0.0F;
-#pragma unroll 1
-    for (int i = thread_number() & 3; i < p->dim_qk; i += 4) {
-        sum = fmaf(unpack(q[i]), unpack(k[i]), sum);
-    }
-    sum += __shfl_xor_sync(0xffffffffU, sum, 1);
-    sum += __shfl_xor_sync(0xffffffffU, sum, 2);
-    return p->negate ? -sum : sum;
+    const int begin = t->first * KEYS, end = min(t->keys, begin + t->count * KEYS);
+    const int from = min(max(begin, query + t->low), end), to = max(from, min(end, query + t->high + 1));
+    const keys_seen x = {uniform(from), uniform(to), uniform(begin), uniform(end)};
+    return x;
 }
 
 PTX_INLINE const uint16_t *row_of(const attn__cuda_tensor *x, int batch, int head, int token)
@@ -170,65 +79,214 @@ PTX_INLINE const uint16_t *row_of(const attn__cuda_tensor *x, int batch, int hea
     return (const uint16_t *)x->data + batch * x->batch + head * x->head + token * x->token;
 }
 
-/* The rows r of a warp: those with `broken` are made anew. */
-PTX_INLINE void repair_row(const attn__forward_params *p, const tile *t, float *o, const state *st, int r,
-                           int query, bool broken)
+/* Is a value masked for the row no number?  By a warp. */
+PTX_INLINE bool has_masked_nan(const attn__forward_params *p, const tile *t, int query)
 {
+    const keys_seen x = keys_of(t, query);
     const uint16_t *v = row_of(&p->v_rows, t->batch, t->head / p->group, t->first_kv);
-    const int from = max(0, query + t->low), to = min(t->keys, query + t->high + 1);
-    const int begin = t->first * KEYS, end = min(t->keys, (t->first + t->count) * KEYS);
-    broken = broken && (no_numbers(p, v, begin, min(from, end)) || no_numbers(p, v, max(to, begin), end));
-    broken = __shfl_xor_sync(0xffffffffU, broken, 1) || broken;
-    broken = __shfl_xor_sync(0xffffffffU, broken, 2) || broken;
-    if (!__any_sync(0xffffffffU, broken)) {
-        return;
-    }
-    const uint16_t *q = row_of(&p->q_rows, t->batch, t->head, t->first_q + (broken ? query : 0));
-    const float used = st->max[r] * p->scale_log2;
-    const int column = 2 * (thread_number() & 3), columns = broken ? p->dim_v - column : 0;
-#pragma unroll
-    for (int i = 0; i < OUTPUT / 4; i++) {
-        o[4 * i + 2 * r] = broken ? 0.0F : o[4 * i + 2 * r];
-        o[4 * i + 2 * r + 1] = broken ? 0.0F : o[4 * i + 2 * r + 1];
-    }
-    const int most = __reduce_max_sync(0xffffffffU, broken ? to - from : 0);
+    bool found = false;
 #pragma unroll 1
-    for (int i = 0; i < most; i++) { /* all threads, for the sums across four of them */
-        const int key = min(from + i, t->keys - 1);
-        const uint16_t *k = row_of(&p->k_rows, t->batch, t->head / p->group, t->first_kv + key);
-        const float w = ptx_exp2(fmaf(score(p, q, k), p->scale_log2, -used));
-        const uint16_t *values = v + key * p->v_rows.token + column;
-        const int seen = from + i < to ? columns : 0;
-#pragma unroll
-        for (int j = 0; j < OUTPUT / 4; j++) {
-            if (8 * j < seen) {
-                o[4 * j + 2 * r] = fmaf(w, unpack(values[8 * j]), o[4 * j + 2 * r]);
-                o[4 * j + 2 * r + 1] = fmaf(w, unpack(values[8 * j + 1]), o[4 * j + 2 * r + 1]);
+    for (int i = x.begin - x.from; i < x.end - x.to; i++) {
+        const int key = i < 0 ? x.from + i : x.to + i;
+#pragma unroll 1
+        for (int j = 0; j < p->dim_v; j += 32) {
+            const int column = j + thread_number() % 32;
+            if (column < p->dim_v) {
+                found = found || !(fabsf(unpack(v[key * p->v_rows.token + column])) < INFINITE);
             }
+        }
+    }
+    return __any_sync(0xffffffffU, found);
+}
+
+/* A row, by a warp: relative to the maximum score `max`, and multiplied by `factor`. */
+PTX_INLINE void store_anew(const attn__forward_params *p, const tile *t, int query, float max, float factor,
+                           float old_factor)
+{
+    const keys_seen x = keys_of(t, query);
+    const int lane = thread_number() % 32;
+    const float used = max == -INFINITE ? 0.0F : max * p->scale_log2;
+    const int64_t to = t->batch * p->o.batch + t->head * p->o.head + (t->first_q + query) * p->o.token;
+    const uint16_t *q = row_of(&p->q_rows, t->batch, t->head, t->first_q + query);
+    const uint16_t *k = row_of(&p->k_rows, t->batch, t->head / p->group, t->first_kv);
+    const uint16_t *v = row_of(&p->v_rows, t->batch, t->head / p->group, t->first_kv);
+#pragma unroll 1
+    for (int i = 0; i < p->dim_v; i += 32) {
+        const bool there = i + lane < p->dim_v;
+        const int column = there ? i + lane : 0;
+        float o = 0.0F;
+#pragma unroll 1
+        for (int key = x.from; key < x.to; key++) {
+            float score = 0.0F;
+#pragma unroll 1
+            for (int j = 0; j < p->dim_qk; j += 32) {
+                if (j + lane < p->dim_qk) {
+                    score = fmaf(unpack(q[j + lane]), unpack(k[key * p->k_rows.token + j + lane]), score);
+                }
+            }
+#pragma unroll
+            for (int j = 1; j < 32; j *= 2) {
+                score += __shfl_xor_sync(0xffffffffU, score, j);
+            }
+            const float w = ptx_exp2(fmaf(p->negate ? -score : score, p->scale_log2, -used));
+            o = fmaf(w, unpack(v[key * p->v_rows.token + column]), o);
+        }
+        float *const to_f32 = (float *)p->o.data + to + column;
+        if (there && p->out_f32) {
+            *to_f32 = o * factor + (old_factor == 0.0F ? 0.0F : *to_f32 * old_factor);
+        } else if (there) {
+            ((uint16_t *)p->o.data)[to + column] = (uint16_t)pack(o * factor, 0.0F);
         }
     }
 }
 
-PTX_INLINE void repair(const attn__forward_params *p, const tile *t, float *o, const state *st)
+/* Bit i: row i of the warp's 16 is to be computed anew.  first, second: the lanes that have a NaN in the first, or
+ * the second, of their rows. */
+PTX_INLINE uint32_t rows_anew(const attn__forward_params *p, const tile *t, uint32_t first, uint32_t second)
 {
-    if (!is_cut(t, t->first * KEYS) && !is_cut(t, (t->first + t->count - 1) * KEYS)) {
-        return;
+    const int row = t->row + thread_number() / 32 * 16;
+    uint32_t rows = 0;
+#pragma unroll 1
+    for (int i = 0; i < 16; i++) { /* a row is of four threads */
+        const bool broken = ((i < 8 ? first : second) >> i % 8 * 4 & 15) != 0 && row + i < t->queries;
+        if (uniform(broken)) {
+            rows |= (uint32_t)has_masked_nan(p, t, row + i) << i;
+        }
+    }
+    return (uint32_t)uniform((int)rows);
+}
+
+/* NaN if one is of the thread's row r. */
+PTX_INLINE float sum_of_row(const float *o, int r)
+{
+    float sum[4];
+#pragma unroll
+    for (int i = 0; i < OUTPUT / 2; i++) {
+        const float x = o[4 * (i / 2) + 2 * r + i % 2];
+        sum[i % 4] = i < 4 ? x : sum[i % 4] + x;
+    }
+    return (sum[0] + sum[1]) + (sum[2] + sum[3]);
+}
+
+/* ---- fp32 results, which may be merged with what is there ---- */
+
+/* Folds the partial that is in memory into a row of a tile: what the row's o is to be multiplied by changes,
+ * and what o in memory is to be multiplied by is returned. */
+PTX_INLINE float merge_row(float old, float *lse, float *factor)
+{
+    if (old == -INFINITE) {
+        return 0.0F;
+    }
+    const float most = fmaxf(old, *lse);
+    const float both = *lse == -INFINITE ? old : most + logf(expf(old - most) + expf(*lse - most));
+    const float old_factor = *lse == -INFINITE ? 1.0F : expf(old - both);
+    *factor *= *lse == -INFINITE ? 0.0F : expf(*lse - both);
+    *lse = both;
+    return old_factor;
+}
+
+/* What a row's o is to be multiplied by, before it is added to what is there, and the latter. */
+typedef struct factors {
+    float now, old;
+} factors;
+
+/* A row, by its four threads.  A factor of zero is of what may be no number. */
+PTX_INLINE factors store_row_32(const attn__forward_params *p, const tile *t, const float *o, int query, float lse,
+                               float factor, bool there, bool kept)
+{
+    const int64_t token = t->first_q + query;
+    float *const lse_at =
+        (float *)p->lse.data + t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token;
+    float *const to = (float *)p->o.data + t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
+    const int lane = thread_number() & 3;
+    float old_factor = 0.0F;
+    if (p->merge) {
+        old_factor = merge_row(there ? *lse_at : -INFINITE, &lse, &factor);
+        __syncwarp(); /* the old sum is read */
+    }
+    if (p->lse.data != nullptr && lane == 0 && there) {
+        *lse_at = lse;
+    }
+#pragma unroll 1
+    for (int i = 0; i < OUTPUT / 4; i++) {
+        const int column = 8 * i + 2 * lane;
+        float2 *const at = (float2 *)(to + column);
+        float2 old = make_float2(0.0F, 0.0F);
+        const bool writes = column < p->dim_v && kept;
+        if (old_factor != 0.0F && writes) {
+            old = *at;
+        }
+        float2 x = make_float2(o[2 * i] * factor, o[2 * i + 1] * factor);
+        x = factor == 0.0F ? make_float2(0.0F, 0.0F) : x;
+        if (writes) {
+            *at = make_float2(fmaf(old.x, old_factor, x.x), fmaf(old.y, old_factor, x.y));
+        }
+    }
+    const factors both = {factor, old_factor};
+    return both;
+}
+
+/* ---- the end of a tile ---- */
+
+PTX_INLINE void store(const attn__forward_params *p, const tile *t, const float *o, const state *st)
+{
+    const int row = t->row + thread_row();
+    float sum[2] = {st->sum[0], st->sum[1]}, lse[2];
+    factors factor[2];
+    uint32_t anew = 0;
+    bool there[2], kept[2];
+    if (uniform(t->cut)) {
+        const float a = sum_of_row(o, 0), b = sum_of_row(o, 1);
+        if (__any_sync(0xffffffffU, !(a == a) || !(b == b))) {
+            anew = rows_anew(p, t, __ballot_sync(0xffffffffU, !(a == a)), __ballot_sync(0xffffffffU, !(b == b)));
+        }
+    }
+#pragma unroll
+    for (int x = 1; x <= 2; x *= 2) {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            sum[r] += __shfl_xor_sync(0xffffffffU, sum[r], x);
+        }
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        bool broken = false;
+        there[r] = row + 8 * r < t->queries;
+        kept[r] = there[r] && (anew >> (thread_row() % 8 + 8 * r) & 1) == 0;
+        factor[r].now = sum[r] == 0.0F ? 0.0F : ptx_reciprocal(sum[r]);
+        factor[r].old = 0.0F;
+        lse[r] = sum[r] == 0.0F ? -INFINITE : fmaf(st->max[r], p->scale, ptx_log2(sum[r]) * 0.693147181F);
+    }
+    if (!p->out_f32) {
+        const bool writes = p->lse.data != nullptr && (thread_number() & 3) == 0;
+        const int64_t token = t->first_q + row;
+        uint16_t *const to = (uint16_t *)p->o.data + t->batch * p->o.batch + t->head * p->o.head + token * p->o.token;
+        float *const lse_at =
+            (float *)p->lse.data + t->batch * p->lse.batch + t->head * p->lse.head + token * p->lse.token;
+        store_rows_16(to, to + 8 * p->o.token, o, factor[0].now, factor[1].now, p->dim_v, kept);
+        if (writes && there[0]) {
+            *lse_at = lse[0];
+        }
+        if (writes && there[1]) {
+            lse_at[8 * p->lse.token] = lse[1];
+        }
+    } else {
+        float copy[2][OUTPUT / 2]; /* in local memory, for a short loop */
 #pragma unroll
-        for (int i = 0; i < OUTPUT / 4; i++) {
-            broken = broken || !(o[4 * i + 2 * r] == o[4 * i + 2 * r]) ||
-                     !(o[4 * i + 2 * r + 1] == o[4 * i + 2 * r + 1]);
+        for (int i = 0; i < OUTPUT; i++) {
+            copy[i / 2 & 1][i / 4 * 2 + i % 2] = o[i];
         }
-        const int query = t->row + thread_row() + 8 * r;
-        broken = broken && query < t->queries;
-        broken = __shfl_xor_sync(0xffffffffU, broken, 1) || broken;
-        broken = __shfl_xor_sync(0xffffffffU, broken, 2) || broken;
-        if (__any_sync(0xffffffffU, broken)) {
-            repair_row(p, t, o, st, r, query, broken);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            factor[r] = store_row_32(p, t, copy[r], row + 8 * r, lse[r], factor[r].now, there[r], kept[r]);
         }
+    }
+#pragma unroll 1
+    for (uint32_t left = anew; left != 0; left &= left - 1) {
+        const int i = __ffs((int)left) - 1, lane = i % 8 * 4;
+        store_anew(p, t, t->row + thread_number() / 32 * 16 + i,
+                   __shfl_sync(0xffffffffU, i < 8 ? st->max[0] : st->max[1], lane),
+                   __shfl_sync(0xffffffffU, i < 8 ? factor[0].now : factor[1].now, lane),
+                   __shfl_sync(0xffffffffU, i < 8 ? factor[0].old : factor[1].old, lane));
     }
 }
 

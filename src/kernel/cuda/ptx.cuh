@@ -245,6 +245,20 @@ PTX_INLINE float ptx_exp2(float x)
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
 }
+/* of positive numbers: off by 2^-22 at most, from 1/2 to 2, and by as much of the result elsewhere */
+PTX_INLINE float ptx_log2(float x)
+{
+    float y;
+    asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
+/* off by one unit in the last place at most */
+PTX_INLINE float ptx_reciprocal(float x)
+{
+    float y;
+    asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+}
 /* two rounded to nearest even, `low` in the low half */
 PTX_INLINE uint32_t ptx_pack_bf16(float low, float high)
 {
