@@ -12,6 +12,7 @@
 #include "kernel/cuda/wgmma.cuh"
 
 #define INFINITE (__int_as_float(0x7f800000))
+#define LARGE    32768.0F /* sum of a step's weights, each of which fits in fp16 then */
 
 #if HEAD_DIM == 64
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
@@ -34,6 +35,8 @@ enum {
     KEY_TILE = PANELS * KEY_PANEL,
     SCORES = KEYS / 2,     /* registers of S */
     OUTPUT = HEAD_DIM / 2, /* of O */
+    /* scores made weights before O is waited for; with three warpgroups the others' products fill the time */
+    EARLY = HEAD_DIM == 64 ? SCORES : SCORES / 2,
     TURN = 1,              /* the first named barrier of the turns */
     OVERLAP = HEAD_DIM < 256,
     TILES = 4, /* one is being stored, one computed, and the producer may be Q_STAGES ahead */
