@@ -10,7 +10,9 @@
  *     S(n) = Q K(n)^T   is issued, then   O += P(n+1) V(n+1)   of the step before,
  *
  * and while the tensor cores are at the second, the softmax of S(n) is made.  The warpgroups take turns in
- * issuing, so that one's softmax meets another's products.
+ * issuing, so that one's softmax meets another's products.  The length of a step is that of a warpgroup's
+ * chain: S, exponentials, rounding; so nothing is in it that can be elsewhere.  There is no maximum of each
+ * step (flash_forward_softmax.cuh), and the rounding lies under the second half of the exponentials.
  *
  * Keys go from right to left, so that the masked steps of a causal band come first.  Scores never leave the
  * registers: the accumulator of S is, rounded, the left operand of P V.
@@ -80,7 +82,8 @@ PTX_INLINE const tile *next_tile(const attn__forward_params *p, shared_memory *m
     }
 }
 
-/* Which steps show all of their keys to all rows: those that begin with the key `low`, and with up to `span` more. */
+/* Which steps show all of their keys to all rows: those that begin with the key `low`, and with up to `span`
+ * more. */
 typedef struct plain {
     int low;
     uint32_t span;
@@ -94,7 +97,8 @@ PTX_INLINE plain plain_of(const attn__forward_params *p, const tile *t)
     return {t->plain_low, (uint32_t)(t->plain_high - t->plain_low)};
 }
 
-/* The scores of a step are there, and become logarithms of weights.  fresh: some rows have seen no key so far. */
+/* The scores of a step are there, and become logarithms of weights.  fresh: some rows have seen no key so
+ * far. */
 PTX_INLINE void take_s(const attn__forward_params *p, const tile *t, float *s, state *st, bool fresh, int key,
                        plain all)
 {
@@ -113,8 +117,8 @@ PTX_INLINE void take_s(const attn__forward_params *p, const tile *t, float *s, s
 }
 
 /* A step's weights are too large: its scores are made again, and all is relative to the maximum so far. */
-PTX_INLINE void take_s_again(const attn__forward_params *p, shared_memory *m, const tile *t, float *s, float *o,
-                             state *st, int key, plain all, uint32_t turn, uint32_t step)
+PTX_INLINE void take_s_again(const attn__forward_params *p, shared_memory *m, const tile *t, float *s,
+                             float *o, state *st, int key, plain all, uint32_t turn, uint32_t step)
 {
     float most[2], factor[2];
     product_s_again(s, ptx_shared(m->q[turn % Q_STAGES]), ptx_shared(m->k[stage_of(step)]));
@@ -125,7 +129,8 @@ PTX_INLINE void take_s_again(const attn__forward_params *p, shared_memory *m, co
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         const float now = fmaxf(st->max[r], most[r]);
-        factor[r] = now == st->max[r] ? 1.0F : ptx_exp2(fmaf(st->max[r], p->scale_log2, -(now * p->scale_log2)));
+        factor[r] =
+            now == st->max[r] ? 1.0F : ptx_exp2(fmaf(st->max[r], p->scale_log2, -(now * p->scale_log2)));
         st->max[r] = now;
         st->sum[r] *= factor[r];
     }
@@ -134,10 +139,10 @@ PTX_INLINE void take_s_again(const attn__forward_params *p, shared_memory *m, co
 }
 
 /*
- * The early weights are made before this, and what follows comes after it.  The assembler would wait for O first
- * and make all weights then, with no product to hide them behind, or all of them before, and round them when there are
- * no exponentials to hide that behind; it moves no work across a branch that the work depends on, nor what the branch
- * depends on.  A sum is never below zero, so the branch is not taken.
+ * The early weights are made before this and the others after it.  Left alone, the assembler either waits for
+ * O before it makes any weight, with no product left to hide them behind, or makes all of them before, and
+ * the rounding finds no exponentials to hide behind.  It moves no work across a branch that depends on that
+ * work, or that the work depends on.  A sum is never below zero, so the branch is not taken.
  */
 PTX_INLINE void finish_early(shared_memory *m, const float *sum, float *s)
 {

@@ -61,7 +61,8 @@ PTX_INLINE int thread_row(void)
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
-/* S of this warp's rows by its own instructions, which wait for no other warp: for scores that are needed again. */
+/* S of this warp's rows by its own instructions, which wait for no other warp: for scores that are needed
+ * again. */
 PTX_INLINE void product_s_again(float *s, uint32_t q, uint32_t k)
 {
     const uint32_t thread = thread_number(), row = thread % 32 / 4, word = thread % 4 * 4;
@@ -88,12 +89,13 @@ PTX_INLINE void product_s_again(float *s, uint32_t q, uint32_t k)
 /* ---- softmax ---- */
 
 /*
- * Of two rows of the thread: the raw score that their weights are relative to, -inf if they have seen no key, and the
- * sum of its own columns' weights.
+ * Of two rows of the thread: the raw score that their weights are relative to, -inf if they have seen no key,
+ * and the sum of its own columns' weights.
  *
- * Softmax is the same whatever weights are relative to, so long as they are numbers.  To look for the maximum of every
- * step would take a third of the time of the softmax, all of it before the first weight; so rows keep the maximum of
- * the first step that they have seen a key in, and a step whose weights have become too large is made again.
+ * Softmax is the same whatever weights are relative to, so long as they are numbers.  To look for the maximum
+ * of every step would take a third of the time of the softmax, all of it before the first weight; so rows
+ * keep the maximum of the first step that they have seen a key in, and a step whose weights have become too
+ * large is made again.
  */
 typedef struct state {
     float max[2], sum[2];

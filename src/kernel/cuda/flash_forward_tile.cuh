@@ -37,7 +37,7 @@ enum {
     OUTPUT = HEAD_DIM / 2, /* of O */
     /* scores made weights before O is waited for; with three warpgroups the others' products fill the time */
     EARLY = HEAD_DIM == 64 ? SCORES : SCORES / 2,
-    TURN = 1,              /* the first named barrier of the turns */
+    TURN = 1, /* the first named barrier of the turns */
     OVERLAP = HEAD_DIM < 256,
     TILES = 4, /* one is being stored, one computed, and the producer may be Q_STAGES ahead */
 };
