@@ -6,7 +6,7 @@
  * Lengths are those with which attention kernels are usually tested: around tile sizes, primes, one query,
  * one key, more queries than keys and the reverse.  Each meets each mask; head groups, dimensions, dtypes and
  * layouts take turns, with periods that share no factor.  Then each dimension with each dtype, and the inputs
- * that provoke: huge scores, equal weights, NaN, rows without keys, negative scales.
+ * that provoke: huge scores, rising scores, equal weights, NaN, rows without keys, negative scales.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -20,9 +20,9 @@
 #include "cuda_case.h"
 
 static const int64_t lengths[][2] = {
-    {1, 1},       {64, 128},    {128, 192},   {256, 256}, {239, 1},   {799, 3},    {113, 203}, {113, 128},
-    {128, 217},   {113, 211},   {108, 256},   {256, 512}, {384, 256}, {640, 128},  {512, 256}, {1023, 1024},
-    {1024, 1023}, {4096, 4096}, {4224, 4224}, {1, 3000},  {7, 4100},  {130, 8300},
+    {1, 1},       {64, 128},    {128, 192},   {256, 256}, {239, 1},   {799, 3},     {113, 203}, {113, 128},
+    {128, 217},   {113, 211},   {108, 256},   {256, 512}, {384, 256}, {640, 128},   {512, 256}, {1023, 1024},
+    {1024, 1023}, {4096, 4096}, {4224, 4224}, {1, 3000},  {7, 4100},  {150, 16500},
 };
 static const int64_t dims[][2] = {{128, 128}, {64, 64},  {256, 256}, {40, 40},  {96, 96},
                                   {72, 72},   {64, 128}, {192, 128}, {80, 112}, {8, 8}};
@@ -62,7 +62,7 @@ static void try_case(cuda_case c)
 {
     const attn_options options = ATTN_INIT(attn_options);
     const int64_t cells = c.problem.tokens_q * c.problem.tokens_kv;
-    c.backward = true;
+    c.backward = c.kind != CUDA_RISING; /* its small weights are subnormal, and so are gradients of them */
     c.rows = cells <= 1 << 13 ? 0 : cells <= 1 << 21 ? 24 : 10;
     cuda_case_open(&c);
     cuda_case_try(&c, &options);

@@ -8,9 +8,9 @@
  *
  *     S = scale * Q K^T + mask,    O = softmax(S) V,    lse_i = log sum_j exp(S_ij)
  *
- * exactly: no cell is dropped, scores and sums are fp32 at least, the running maximum is subtracted
- * (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., FlashAttention, arXiv 2205.14135).  lse is the
- * natural logarithm, fp32.  A row that sees no key has O = 0 and lse = -inf.  A NaN stays in the rows
+ * exactly: no cell is dropped, scores and sums are fp32 at least, the running maximum, or one near it, is
+ * subtracted (Milakov & Gimelshein, arXiv 1805.02867; Dao et al., FlashAttention, arXiv 2205.14135).  lse is
+ * the natural logarithm, fp32.  A row that sees no key has O = 0 and lse = -inf.  A NaN stays in the rows
  * that see it.
  *
  * The work is cut by a cyclic quorum schedule (CQS-Attention): the N tokens fall into W token groups,

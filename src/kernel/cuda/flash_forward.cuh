@@ -10,7 +10,9 @@
  *     S(n) = Q K(n)^T   is issued, then   O += P(n+1) V(n+1)   of the step before,
  *
  * and while the tensor cores are at the second, the softmax of S(n) is made.  The warpgroups take turns in
- * issuing, so that one's softmax meets another's products.
+ * issuing, so that one's softmax meets another's products.  The length of a step is that of a warpgroup's
+ * chain: S, exponentials, rounding; so nothing is in it that can be elsewhere.  There is no maximum of each
+ * step (flash_forward_softmax.cuh), and the rounding lies under the second half of the exponentials.
  *
  * Keys go from right to left, so that the masked steps of a causal band come first.  Scores never leave the
  * registers: the accumulator of S is, rounded, the left operand of P V.
@@ -69,27 +71,76 @@ PTX_INLINE void issue_o(shared_memory *m, float *o, const uint32_t *weights, uin
     ptx_wgmma_commit();
 }
 
-/* The scores of a step are there: the stage is free, and the scores become weights. */
-PTX_INLINE void take_s(const attn__forward_params *p, shared_memory *m, const tile *t, float *s, state *st,
-                       float *factor, int key, uint32_t step, int plain_low, uint32_t plain_span)
+/* Which steps show all of their keys to all rows: those that begin with the key `low`, and with up to `span`
+ * more. */
+typedef struct plain {
+    int low;
+    uint32_t span;
+} plain;
+
+PTX_INLINE plain plain_of(const attn__forward_params *p, const tile *t)
 {
-    ptx_hold(s, SCORES);
-    arrive(&m->k_empty[stage_of(step)]);
-    if ((uint32_t)(key - plain_low) > plain_span) {
+    if (p->negate || t->plain_high < t->plain_low) {
+        return {-1, 0U}; /* one that there is not */
+    }
+    return {t->plain_low, (uint32_t)(t->plain_high - t->plain_low)};
+}
+
+/* The scores of a step are there, and become logarithms of weights.  fresh: some rows have seen no key so
+ * far. */
+PTX_INLINE void take_s(const attn__forward_params *p, const tile *t, float *s, state *st, bool fresh, int key,
+                       plain all)
+{
+    if ((uint32_t)(key - all.low) > all.span) {
         cut(s, p, t, key);
     }
-    soften(s, st, factor, p->scale_log2);
+    if (fresh) {
+        float most[2];
+        row_max(most, s);
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            st->max[r] = st->max[r] == -INFINITE ? most[r] : st->max[r];
+        }
+    }
+    relate(s, st, p->scale_log2);
+}
+
+/* A step's weights are too large: its scores are made again, and all is relative to the maximum so far. */
+PTX_INLINE void take_s_again(const attn__forward_params *p, shared_memory *m, const tile *t, float *s,
+                             float *o, state *st, int key, plain all, uint32_t turn, uint32_t step)
+{
+    float most[2], factor[2];
+    product_s_again(s, ptx_shared(m->q[turn % Q_STAGES]), ptx_shared(m->k[stage_of(step)]));
+    if ((uint32_t)(key - all.low) > all.span) {
+        cut(s, p, t, key);
+    }
+    row_max(most, s);
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        const float now = fmaxf(st->max[r], most[r]);
+        factor[r] =
+            now == st->max[r] ? 1.0F : ptx_exp2(fmaf(st->max[r], p->scale_log2, -(now * p->scale_log2)));
+        st->max[r] = now;
+        st->sum[r] *= factor[r];
+    }
+    multiply(o, factor);
+    relate(s, st, p->scale_log2);
 }
 
 /*
- * The weights are made before this, and what follows comes after it.  The assembler would wait for O first
- * and make the weights then, with no product to hide them behind; it moves no work across a branch that
- * depends on that work.  A sum is never below zero, so the branch is not taken.
+ * The early weights are made before this and the others after it.  Left alone, the assembler either waits for
+ * O before it makes any weight, with no product left to hide them behind, or makes all of them before, and
+ * the rounding finds no exponentials to hide behind.  It moves no work across a branch that depends on that
+ * work, or that the work depends on.  A sum is never below zero, so the branch is not taken.
  */
-PTX_INLINE void finish_weights(shared_memory *m, const state *st)
+PTX_INLINE void finish_early(shared_memory *m, const float *sum, float *s)
 {
-    if (st->sum[0] + st->sum[1] < 0.0F) {
+    if (sum[0] + sum[1] < 0.0F) {
         ptx_barrier_wait(ptx_shared(&m->q_full[0]), 0);
+#pragma unroll
+        for (int i = EARLY; i < SCORES; i++) {
+            s[i] = 0.0F;
+        }
     }
 }
 
@@ -121,7 +172,7 @@ PTX_INLINE void skip_step(shared_memory *m, float *s, int group, uint32_t turn, 
 PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
 {
     uint32_t step = 0, turn = 0;
-    float s[SCORES], o[OUTPUT], factor[2];
+    float s[SCORES], o[OUTPUT];
     uint32_t weights[SCORES / 2];
     const int group = uniform(thread_number() / 128);
     if (group == GROUPS - 1) {
@@ -137,10 +188,7 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
     while (count > 0) {
         state st = {{-INFINITE, -INFINITE}, {0.0F, 0.0F}};
         int key = (t->first + t->count - 1) * KEYS;
-        /* keys from which a step is plain: these and as many more, or one that there is not */
-        const bool none = p->negate || t->plain_high < t->plain_low;
-        const int plain_low = none ? -1 : t->plain_low;
-        const uint32_t plain_span = none ? 0U : (uint32_t)(t->plain_high - plain_low);
+        const plain all = plain_of(p, t);
 #pragma unroll
         for (int i = 0; i < OUTPUT; i++) {
             o[i] = 0.0F;
@@ -150,7 +198,10 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
         for (int i = unseen(t, group); i > 0; i--, step++, count--, key -= KEYS) {
             skip_step(m, s, group, turn, step);
         }
-        take_s(p, m, t, s, &st, factor, key, step, plain_low, plain_span);
+        ptx_hold(s, SCORES);
+        arrive(&m->k_empty[stage_of(step)]);
+        take_s(p, t, s, &st, true, key, all);
+        weigh(s, st.sum, 0, SCORES);
         round_weights(weights, s);
 #pragma unroll 1
         for (int i = 1; i < count; i++, step++) {
@@ -160,16 +211,27 @@ PTX_INLINE void consume(const attn__forward_params *p, shared_memory *m)
             issue_s(m, s, group, turn, step + 1);
             issue_o(m, o, weights, step);
             pass_turn(group);
+            const bool fresh = is_new(&st);
+            float sum[2] = {0.0F, 0.0F};
             PTX_WGMMA_WAIT(1);
-            take_s(p, m, t, s, &st, factor, key, step + 1, plain_low, plain_span);
-            finish_weights(m, &st);
+            ptx_hold(s, SCORES);
+            take_s(p, t, s, &st, fresh, key, all);
+            weigh(s, sum, 0, EARLY);
+            finish_early(m, sum, s);
             PTX_WGMMA_WAIT(0);
             ptx_hold(o, OUTPUT);
             arrive(&m->v_empty[stage_of(step)]);
-            if (__any_sync(0xffffffffU, factor[0] != 1.0F || factor[1] != 1.0F)) {
-                multiply(o, factor);
-            }
+            weigh(s, sum, EARLY, SCORES);
             round_weights(weights, s);
+            if (__any_sync(0xffffffffU, fmaxf(sum[0], sum[1]) > LARGE)) {
+                take_s_again(p, m, t, s, o, &st, key, all, turn, step + 1);
+                sum[0] = sum[1] = 0.0F;
+                weigh(s, sum, 0, SCORES);
+                round_weights(weights, s);
+            }
+            arrive(&m->k_empty[stage_of(step + 1)]);
+            st.sum[0] += sum[0];
+            st.sum[1] += sum[1];
         }
         arrive(&m->q_empty[turn % Q_STAGES]);
         turn++;

@@ -67,9 +67,41 @@ PTX_INLINE int uniform(int x)
     return __shfl_sync(0xffffffffU, x, 0);
 }
 
+/* S of this warp's rows by its own instructions, which wait for no other warp: for scores that are needed
+ * again. */
+PTX_INLINE void product_s_again(float *s, uint32_t q, uint32_t k)
+{
+    const uint32_t thread = thread_number(), row = thread % 32 / 4, word = thread % 4 * 4;
+    q += (thread / 32 * 16 + row) * 128;
+    k += row * 128;
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+        s[i] = 0.0F;
+    }
+#pragma unroll 1
+    for (uint32_t n = 0; n < HEAD_DIM / 16; n++) {
+        const uint32_t low = (n % 4 * 2 ^ row) * 16 + word, high = low ^ 16;
+        const uint32_t from = q + n / 4 * Q_PANEL, at = k + n / 4 * KEY_PANEL;
+        const uint32_t a[4] = {ptx_read_u32(from + low), ptx_read_u32(from + 1024 + low),
+                               ptx_read_u32(from + high), ptx_read_u32(from + 1024 + high)};
+#pragma unroll
+        for (int i = 0; i < SCORES / 4; i++) {
+            const uint32_t b[2] = {ptx_read_u32(at + i * 1024 + low), ptx_read_u32(at + i * 1024 + high)};
+            mma_16(s + 4 * i, a, b);
+        }
+    }
+}
+
 /* ---- softmax ---- */
 
-/* Of two rows of the thread: the running maximum of the raw scores, and the sum of its own columns' weights.
+/*
+ * Of two rows of the thread: the raw score that their weights are relative to, -inf if they have seen no key,
+ * and the sum of its own columns' weights.
+ *
+ * Softmax is the same whatever weights are relative to, so long as they are numbers.  To look for the maximum
+ * of every step would take a third of the time of the softmax, all of it before the first weight; so rows
+ * keep the maximum of the first step that they have seen a key in, and a step whose weights have become too
+ * large is made again.
  */
 typedef struct state {
     float max[2], sum[2];
@@ -104,15 +136,10 @@ PTX_INLINE void cut(float *s, const attn__forward_params *p, const tile *t, int 
     }
 }
 
-/*
- * s becomes the weights; factor[2]: of what was summed so far.  The maximum that they are relative to is left
- * as it is until it would grow by more than 8, so that O is scaled a few times a row and not in every step
- * (as FlashAttention-4 does): weights are then at most 2^8, and their relative error is the same.
- */
-PTX_INLINE void soften(float *s, state *st, float *factor, float scale)
+PTX_INLINE void row_max(float *max, const float *s)
 {
-    enum { PARTS = 4 }; /* of a sum or a maximum: one alone would wait for itself at every step */
-    float most[2][PARTS], sum[2][PARTS], used[2];
+    enum { PARTS = 4 }; /* of a maximum: one alone would wait for itself at every step */
+    float most[2][PARTS];
 #pragma unroll
     for (int i = 0; i < SCORES / 4; i++) {
 #pragma unroll
@@ -123,41 +150,53 @@ PTX_INLINE void soften(float *s, state *st, float *factor, float scale)
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        most[r][0] = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
+        max[r] = fmaxf(fmaxf(most[r][0], most[r][1]), fmaxf(most[r][2], most[r][3]));
     }
 #pragma unroll
     for (int x = 1; x <= 2; x *= 2) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            most[r][0] = fmaxf(most[r][0], __shfl_xor_sync(0xffffffffU, most[r][0], x));
+            max[r] = fmaxf(max[r], __shfl_xor_sync(0xffffffffU, max[r], x));
         }
     }
+}
+
+/* Is there a row in the warp that has seen no key? */
+PTX_INLINE bool is_new(const state *st)
+{
+    return __any_sync(0xffffffffU, st->max[0] == -INFINITE || st->max[1] == -INFINITE);
+}
+
+/* s becomes the logarithms of the weights, to base 2. */
+PTX_INLINE void relate(float *s, const state *st, float scale)
+{
+    float used[2];
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        const float now = fmaxf(st->max[r], most[r][0]);
-        const bool kept = (now - st->max[r]) * scale <= 8.0F;
-        const float next = kept ? st->max[r] : now;
-        used[r] = next == -INFINITE ? 0.0F : next * scale;
-        factor[r] = kept ? 1.0F : ptx_exp2(fmaf(st->max[r], scale, -used[r]));
-        st->max[r] = next;
+        used[r] = st->max[r] == -INFINITE ? 0.0F : st->max[r] * scale;
     }
 #pragma unroll
-    for (int i = 0; i < SCORES / 4; i++) {
+    for (int i = 0; i < SCORES; i++) {
+        s[i] = fmaf(s[i], scale, -used[i / 2 & 1]);
+    }
+}
+
+/* s[from .. to) become the weights, and go into the sums: 2 independent parts of each. */
+PTX_INLINE void weigh(float *s, float *sum, int from, int to)
+{
+    float more[2] = {0.0F, 0.0F};
+#pragma unroll
+    for (int i = from; i < to; i += 4) {
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-#pragma unroll
-            for (int j = 0; j < 2; j++) {
-                float *x = &s[4 * i + 2 * r + j];
-                *x = ptx_exp2(fmaf(*x, scale, -used[r]));
-            }
-            const float both = s[4 * i + 2 * r] + s[4 * i + 2 * r + 1];
-            sum[r][i % 2] = i == 0 ? fmaf(st->sum[r], factor[r], both) : i == 1 ? both : sum[r][i % 2] + both;
+            float *x = &s[i + 2 * r], *part = i / 4 % 2 ? more : sum;
+            x[0] = ptx_exp2(x[0]);
+            x[1] = ptx_exp2(x[1]);
+            part[r] += x[0] + x[1];
         }
     }
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        st->sum[r] = sum[r][0] + sum[r][1];
-    }
+    sum[0] += more[0];
+    sum[1] += more[1];
 }
 
 PTX_INLINE void round_weights(uint32_t *weights, const float *s)

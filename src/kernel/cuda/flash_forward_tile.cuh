@@ -12,6 +12,7 @@
 #include "kernel/cuda/wgmma.cuh"
 
 #define INFINITE (__int_as_float(0x7f800000))
+#define LARGE    32768.0F /* sum of a step's weights, each of which fits in fp16 then */
 
 #if HEAD_DIM == 64 && KEYS == 64
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
@@ -38,6 +39,8 @@ enum {
     KEY_TILE = PANELS * KEY_PANEL,
     SCORES = KEYS / 2,     /* registers of S */
     OUTPUT = HEAD_DIM / 2, /* of O */
+    /* scores made weights before O is waited for; with three warpgroups the others' products fill the time */
+    EARLY = HEAD_DIM == 64 ? SCORES : SCORES / 2,
     TURN = 1,              /* the first named barrier of the turns */
     OVERLAP = Q_STAGES > 1, /* a tile's store and the next tile's first product */
     TILES = 2 + Q_STAGES, /* known: that being stored or computed, those whose Q is there, the next */

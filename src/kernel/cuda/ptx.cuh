@@ -167,6 +167,12 @@ PTX_INLINE void ptx_store_f32x4(uint32_t shared, float a, float b, float c, floa
                  : "memory");
 }
 
+PTX_INLINE uint32_t ptx_read_u32(uint32_t shared)
+{
+    uint32_t x;
+    asm volatile("ld.shared.u32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+    return x;
+}
 PTX_INLINE void ptx_read_f32x4(float *x, uint32_t shared)
 {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];"

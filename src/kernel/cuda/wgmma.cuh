@@ -119,6 +119,18 @@ REGISTERS_A(64, 32, 33, 34, 35, 36)
 REGISTERS_A(128, 64, 65, 66, 67, 68)
 REGISTERS_A(256, 128, 129, 130, 131, 132)
 
+/*
+ * The product of a warp: d[16 x 8] += a[16 x 16] b[16 x 8].  Lane 4 g + t holds of d what it holds of one above, of a as
+ * above, and of b in column g rows 2 t + {0, 1} and those 8 below.
+ */
+PTX_INLINE void mma_16(float *d, const uint32_t *a, const uint32_t *b)
+{
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32." TYPE "." TYPE ".f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, "
+                 "{%8, %9}, {%0, %1, %2, %3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+
 #undef D8
 #undef SHARED_A
 #undef REGISTERS_A
