@@ -58,6 +58,11 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **param
     machine_run((const void *)of, config->gridDimX, config->blockDimX, params[0]);
     return CUDA_SUCCESS;
 }
+static CUresult exchange(CUstreamCaptureMode *mode)
+{
+    (void)mode;
+    return CUDA_SUCCESS;
+}
 static CUresult fill(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)
 {
     (void)stream;
@@ -72,7 +77,7 @@ static int install(void **state)
     (void)state;
     attn__cuda.context_push = push, attn__cuda.context_pop = pop;
     attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
-    attn__cuda.launch = launch, attn__cuda.memset_async = fill;
+    attn__cuda.launch = launch, attn__cuda.memset_async = fill, attn__cuda.capture_mode = exchange;
     return 0;
 }
 
