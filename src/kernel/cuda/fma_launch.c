@@ -65,14 +65,21 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
 
 static const char *bf16x3_rejects(const attn__cuda_call *call, bool backward)
 {
-    if (backward) {
-        return "has no gradients";
-    }
     if (call->dtype != ATTN_F32) {
         return "is for fp32 inputs";
     }
     return widest(call) > 128 ? "takes dims up to 128" : rejects(call, backward);
 }
+
+/* The two passes of the gradients: a block's rows, and in `keys` the rows of a tile that passes. */
+static const fma_kernel bf16x3_backward_keys[] = {
+    {64, "bf16x3_backward_keys_64", 128, 64, 384, 228352},
+    {128, "bf16x3_backward_keys_128", 64, 32, 384, 228352},
+};
+static const fma_kernel bf16x3_backward_queries[] = {
+    {64, "bf16x3_backward_queries_64", 128, 64, 384, 228352},
+    {128, "bf16x3_backward_queries_128", 64, 32, 384, 228352},
+};
 
 static const fma_kernel *fitting(const fma_kernel *kernels, const attn__cuda_call *call)
 {
@@ -361,6 +368,145 @@ static attn_status backward(const attn__cuda_call *call, const attn__cuda_device
     return status;
 }
 
+/* ---- gradients by products of bf16 ---- */
+
+typedef struct bf16x3_workspace {
+    attn__bf16x3_side queries, keys;
+    float *delta;
+    int32_t *stained;
+    size_t bytes;
+} bf16x3_workspace;
+
+/* Images of two tensors of `heads`; base NULL: only counts. */
+static attn__bf16x3_side take_side(fma_workspace *w, void *base, const attn__cuda_call *call, bool query)
+{
+    const int64_t rows = fitting(bf16x3_backward_keys, call)->keys;
+    const int64_t heads = query ? call->heads_q : call->heads_kv;
+    const int64_t tiles = attn__ceil_div(query ? call->tokens_q : call->tokens_kv, rows);
+    const bool ragged = (query ? call->cu_q : call->cu_kv) != NULL;
+    /* in ragged arrays a sequence's first slot is its first token / rows + its number */
+    const int64_t slots =
+        ragged ? (query ? call->total_q : call->total_kv) / rows + call->batch : call->batch * tiles;
+    const int64_t count = heads * slots * (ATTN__BF16X3_IMAGE / 4);
+    attn__bf16x3_side side = {.heads = heads, .tiles = tiles, .slots = slots};
+    side.x = take(w, base, count);
+    side.y = take(w, base, count);
+    return side;
+}
+
+static bf16x3_workspace bf16x3_lay_out(const attn__cuda_call *call, void *base)
+{
+    fma_workspace counted = {0};
+    bf16x3_workspace w = {.queries = take_side(&counted, base, call, true),
+                          .keys = take_side(&counted, base, call, false)};
+    w.delta =
+        call->delta.data == NULL ? take(&counted, base, call->total_q * call->heads_q) : NULL;
+    w.stained = take(&counted, base, 1);
+    w.bytes = counted.bytes;
+    return w;
+}
+
+static size_t bf16x3_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    (void)device;
+    return bf16x3_lay_out(call, NULL).bytes;
+}
+
+/* A tensor to its images in `to`, which is a side's x or y. */
+static attn_status launch_parts(const attn__cuda_call *call, const attn__cuda_device *device,
+                                attn__bf16x3_parts *p, const attn__bf16x3_side *side, const char *to,
+                                const attn__cuda_tensor *tensor, int64_t dim, void *stream)
+{
+    const bool query = p->lse.data != NULL;
+    p->from = array_of(tensor, ATTN_F32);
+    p->to = (char *)(uintptr_t)to;
+    p->ends = query ? call->cu_q : call->cu_kv;
+    p->heads = side->heads;
+    p->tokens = query ? call->tokens_q : call->tokens_kv;
+    p->tiles = side->tiles;
+    p->slots = side->slots;
+    p->items = side->tiles * side->heads * call->batch;
+    p->dim = (int32_t)dim;
+    p->width = (int32_t)fitting(bf16x3_backward_keys, call)->dim;
+    if (p->items == 0) {
+        return ATTN_OK;
+    }
+    const int64_t most = call->sms > 0 ? call->sms : INT32_MAX;
+    return launch(device, "bf16x3_parts", "bf16x3_parts", attn__min(p->items, most), ROWS_BLOCK, 256, p,
+                  stream);
+}
+
+/* All four tensors to their parts, after delta, if it is not given. */
+static attn_status bf16x3_prepare(const attn__cuda_call *call, const attn__cuda_device *device,
+                                  const bf16x3_workspace *w, void *stream)
+{
+    attn__fma_array delta = array_of(&call->delta, ATTN_F32);
+    if (w->delta != NULL) {
+        delta = dense(w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
+        attn__fma_rows rows = {.problem = problem_of(call),
+                               .o = array_of(&call->o, call->dtype_out),
+                               .dout = array_of(&call->dout, ATTN_F32),
+                               .delta = delta};
+        ATTN__TRY(launch_rows(call, device, "fma_before", call->batch * call->heads_q * call->tokens_q, &rows,
+                              stream));
+    }
+    ATTN__CUDA_TRY(
+        attn__cuda.memset_async((CUdeviceptr)w->stained, 0, sizeof *w->stained, (CUstream)stream));
+    attn__bf16x3_parts keys = {.stained = w->stained};
+    attn__bf16x3_parts queries = {.stained = w->stained, .lse = array_of(&call->lse, ATTN_F32)};
+    ATTN__TRY(launch_parts(call, device, &keys, &w->keys, w->keys.x, &call->k, call->dim_qk, stream));
+    ATTN__TRY(launch_parts(call, device, &keys, &w->keys, w->keys.y, &call->v, call->dim_v, stream));
+    ATTN__TRY(
+        launch_parts(call, device, &queries, &w->queries, w->queries.x, &call->q, call->dim_qk, stream));
+    queries.delta = delta;
+    return launch_parts(call, device, &queries, &w->queries, w->queries.y, &call->dout, call->dim_v, stream);
+}
+
+/* The gradients of one side: dQ, or dK and dV. */
+static attn_status bf16x3_pass(const attn__cuda_call *call, const attn__cuda_device *device,
+                               const fma_kernel *kernel, attn__bf16x3_backward *p, int64_t tokens,
+                               void *stream)
+{
+    p->tiles = attn__ceil_div(tokens, kernel->queries);
+    p->items = p->tiles * p->rows.heads * call->batch;
+    if (p->items == 0 || (p->dx.data == NULL && p->dy.data == NULL)) {
+        return ATTN_OK;
+    }
+    const int64_t grid = call->sms > 0 ? attn__min(p->items, call->sms) : p->items;
+    return launch(device, kernel->name, kernel->name, grid, kernel->block, kernel->shared, p, stream);
+}
+
+static attn_status bf16x3_backward_entered(const attn__cuda_call *call, const attn__cuda_device *device,
+                                           void *workspace, void *stream)
+{
+    const bf16x3_workspace w = bf16x3_lay_out(call, workspace);
+    attn__bf16x3_backward params = {.problem = problem_of(call),
+                                    .rows = w.keys,
+                                    .columns = w.queries,
+                                    .dx = array_of(&call->dk, call->dtype_out),
+                                    .dy = array_of(&call->dv, call->dtype_out),
+                                    .dout = array_of(&call->dout, ATTN_F32),
+                                    .lse = array_of(&call->lse, ATTN_F32),
+                                    .stained = w.stained,
+                                    .accumulate = call->accumulate};
+    ATTN__TRY(bf16x3_prepare(call, device, &w, stream));
+    ATTN__TRY(bf16x3_pass(call, device, fitting(bf16x3_backward_keys, call), &params, call->tokens_kv, stream));
+    params.rows = w.queries;
+    params.columns = w.keys;
+    params.dx = array_of(&call->dq, call->dtype_out);
+    params.dy.data = NULL;
+    return bf16x3_pass(call, device, fitting(bf16x3_backward_queries, call), &params, call->tokens_q, stream);
+}
+
+static attn_status bf16x3_backward(const attn__cuda_call *call, const attn__cuda_device *device,
+                                   void *workspace, void *stream)
+{
+    ATTN__TRY(attn__cuda_enter(device));
+    attn_status status = bf16x3_backward_entered(call, device, workspace, stream);
+    attn__cuda_leave();
+    return status;
+}
+
 const attn__cuda_kernel attn__cuda_fma_sm90 = {
     .name = "fma-sm90",
     .summary = "fp32 throughout by fused multiply-adds; any dtype, dims and strides",
@@ -377,4 +523,6 @@ const attn__cuda_kernel attn__cuda_bf16x3_sm90 = {
     .rejects = bf16x3_rejects,
     .forward_workspace = forward_workspace,
     .forward = bf16x3_forward,
+    .backward_workspace = bf16x3_backward_workspace,
+    .backward = bf16x3_backward,
 };
