@@ -41,6 +41,7 @@ set(ATTN_KERNEL
 set(ATTN_KERNEL_NO_CUDA
     src/kernel/cuda_absent.c)
 set(ATTN_KERNEL_CUDA
+    src/kernel/cuda/bf16x3_backward.c
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
     src/kernel/cuda/flash_backward.c

@@ -278,6 +278,57 @@ static void backward_is_right(void **state)
     backward_cases(&attn__cuda_fma_sm90, 256, 2);
 }
 
+/* The call of a case's gradients, of all three. */
+static attn__cuda_call gradients_of(const backward_case *c)
+{
+    attn__cuda_call call = call_of(&c->problem, NULL, NULL);
+    call.q = tensor_of(&c->q), call.k = tensor_of(&c->k), call.v = tensor_of(&c->v);
+    call.o = tensor_of(&c->o), call.lse = tensor_of(&c->lse), call.dout = tensor_of(&c->dout);
+    call.dq = tensor_of(&c->dq), call.dk = tensor_of(&c->dk), call.dv = tensor_of(&c->dv);
+    return call;
+}
+
+/* NaN in one token of each input, which some rows see and others do not: it goes where multiply-adds take it,
+ * from the forward on. */
+static void spoiled_gradients(void **state)
+{
+    (void)state;
+    for (int64_t dim = 64; dim <= 128; dim += 64) {
+        backward_case c = {.problem = ATTN_INIT(attn_problem)}, other;
+        attn_problem *p = &c.problem;
+        p->batch = 1, p->heads_q = 2, p->heads_kv = 1, p->tokens_q = p->tokens_kv = 200;
+        p->dim_qk = p->dim_v = dim, p->mask = ATTN_MASK_WINDOW, p->window_left = 30, p->window_right = 0;
+        assert_int_equal(attn_problem_check(p), ATTN_OK);
+        other = c;
+        backward_case_open(&c, 1), backward_case_open(&other, 1);
+        case_tensor_set(&c.k, 0, 0, 40, 3, (double)NAN), case_tensor_set(&c.v, 0, 0, 80, 5, (double)NAN);
+        case_tensor_set(&c.q, 0, 1, 130, 7, (double)NAN), case_tensor_set(&c.dout, 0, 0, 190, 9, (double)NAN);
+        attn__cuda_call call = gradients_of(&c);
+        run(&attn__cuda_fma_sm90, &call, false);
+        run(&attn__cuda_fma_sm90, &call, true);
+        call.dq = tensor_of(&other.dq), call.dk = tensor_of(&other.dk), call.dv = tensor_of(&other.dv);
+        run(&attn__cuda_bf16x3_sm90, &call, true);
+        const case_tensor *got[] = {&other.dq, &other.dk, &other.dv}, *want[] = {&c.dq, &c.dk, &c.dv};
+        for (int n = 0; n < 3; n++) {
+            int64_t nans = 0;
+            for (int64_t i = 0; i < case_tensor_rows(got[n]); i++) {
+                const case_row at = case_tensor_row(got[n], i);
+                for (int64_t d = 0; d < dim; d++) {
+                    const double x = case_tensor_get(got[n], at.batch, at.head, at.token, d),
+                                 y = case_tensor_get(want[n], at.batch, at.head, at.token, d);
+                    nans += isnan(y);
+                    if (isnan(x) != isnan(y) || !(isnan(y) || fabs(x - y) <= 1e-5 * (1.0 + fabs(y)))) {
+                        fail_msg("dim %lld, d%c[%lld][%lld][%lld]: %g, should be %g", (long long)dim,
+                                 "qkv"[n], (long long)at.head, (long long)at.token, (long long)d, x, y);
+                    }
+                }
+            }
+            assert_true(nans > 0 && nans < case_tensor_rows(got[n]) * dim);
+        }
+        backward_case_close(&c), backward_case_close(&other);
+    }
+}
+
 static void bf16x3_backward_is_right(void **state)
 {
     (void)state;
@@ -288,11 +339,9 @@ static void bf16x3_backward_is_right(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(bf16x3_backward_is_right),
-        cmocka_unit_test(forward_is_right),
-        cmocka_unit_test(bf16x3_is_right),
-        cmocka_unit_test(short_sequences),
-        cmocka_unit_test(backward_is_right),
+        cmocka_unit_test(spoiled_gradients), cmocka_unit_test(bf16x3_backward_is_right),
+        cmocka_unit_test(forward_is_right),  cmocka_unit_test(bf16x3_is_right),
+        cmocka_unit_test(short_sequences),   cmocka_unit_test(backward_is_right),
     };
     return cmocka_run_group_tests(tests, install, NULL);
 }

@@ -79,7 +79,7 @@ typedef struct rows_item {
 } rows_item;
 
 /* Long items first: under a causal mask the low keys and the high queries have them. */
-static __device__ __forceinline__ rows_item item_of(const attn__bf16x3_backward *p, int64_t item)
+static __device__ __forceinline__ rows_item item_of(const attn__bf16x3_pass *p, int64_t item)
 {
     const int64_t rest = item / p->tiles, tile = item % p->tiles;
     rows_item it;
@@ -98,18 +98,18 @@ static __device__ __forceinline__ rows_item item_of(const attn__bf16x3_backward 
     return it;
 }
 /* Heads whose columns belong to a head of rows: from .. to */
-static __device__ __forceinline__ int64_t first_head(const attn__bf16x3_backward *p, int64_t head)
+static __device__ __forceinline__ int64_t first_head(const attn__bf16x3_pass *p, int64_t head)
 {
     const int64_t group = p->problem.heads_q / p->problem.heads_kv;
     return KEYS ? head * group : head / group;
 }
-static __device__ __forceinline__ int64_t end_head(const attn__bf16x3_backward *p, int64_t head)
+static __device__ __forceinline__ int64_t end_head(const attn__bf16x3_pass *p, int64_t head)
 {
     return first_head(p, head) + (KEYS ? p->problem.heads_q / p->problem.heads_kv : 1);
 }
 
 /* Where the image of a tile lies, from x or y on; columns: of the rows that pass. */
-static __device__ __forceinline__ int64_t image_at(const attn__bf16x3_backward *p, bool columns, const rows_item *it,
+static __device__ __forceinline__ int64_t image_at(const attn__bf16x3_pass *p, bool columns, const rows_item *it,
                                                    int64_t head, int tile)
 {
     const attn__bf16x3_side *side = columns ? &p->columns : &p->rows;
@@ -135,7 +135,7 @@ static __device__ __forceinline__ void place_on(ring_place *at, const int slots)
 
 /* ---- the thread that copies ---- */
 
-static __device__ __forceinline__ void copy_rows(const attn__bf16x3_backward *p, const rows_item *it)
+static __device__ __forceinline__ void copy_rows(const attn__bf16x3_pass *p, const rows_item *it)
 {
     const int images = min((it->left + COLUMNS - 1) / COLUMNS, 2);
     const int64_t from = image_at(p, false, it, it->head, it->row / COLUMNS);
@@ -163,7 +163,7 @@ static __device__ __forceinline__ void copy_tile(ring_place *at, const int slots
     place_on(at, slots);
 }
 
-static __device__ __forceinline__ void produce(const attn__bf16x3_backward *p)
+static __device__ __forceinline__ void produce(const attn__bf16x3_pass *p)
 {
     ring_place at_x = {0, 0}, at_y = {0, 0};
     uint32_t round = 0;
@@ -323,7 +323,7 @@ static __device__ __forceinline__ void hide(float *s, const fma_band *band)
     }
 }
 
-static __device__ __forceinline__ void compute_tile(const attn__bf16x3_backward *p, work *w, const rows_item *it, int tile)
+static __device__ __forceinline__ void compute_tile(const attn__bf16x3_pass *p, work *w, const rows_item *it, int tile)
 {
     const fma_band band = fma_band_of(&it->s, it->row, tile * COLUMNS);
     const int first = group_row(), x = AT_PASSING_X + w->at_x.slot * SLOT, y = AT_PASSING_Y + w->at_y.slot * SLOT;
@@ -358,7 +358,7 @@ static __device__ __forceinline__ void compute_tile(const attn__bf16x3_backward 
     release(AT_X_FULL, &w->at_x);
 }
 
-static __device__ __forceinline__ void compute(const attn__bf16x3_backward *p, work *w, const rows_item *it)
+static __device__ __forceinline__ void compute(const attn__bf16x3_pass *p, work *w, const rows_item *it)
 {
     const int heads = KEYS ? (int)(p->problem.heads_q / p->problem.heads_kv) : 1, group = ptx_thread_signed() / 128;
     int tile = it->tile;
@@ -390,7 +390,7 @@ static __device__ __forceinline__ void stage(int to, const float *sum, float sca
 }
 
 /* What of dO is not finite, to the element of dV that sees it: itself. */
-static __device__ __forceinline__ float mend(const attn__bf16x3_backward *p, const rows_item *it, int key, int column)
+static __device__ __forceinline__ float mend(const attn__bf16x3_pass *p, const rows_item *it, int key, int column)
 {
     float x = 0.0f;
     for (int64_t head = first_head(p, it->head); head < end_head(p, it->head); head++) {
@@ -409,7 +409,7 @@ static __device__ __forceinline__ float mend(const attn__bf16x3_backward *p, con
 }
 
 /* The rows' gradient from shared memory to memory. */
-static __device__ __forceinline__ void put(const attn__bf16x3_backward *p, const rows_item *it, int from,
+static __device__ __forceinline__ void put(const attn__bf16x3_pass *p, const rows_item *it, int from,
                                            const attn__fma_array *array, int dim, bool mended)
 {
     const int chunks = (dim + 3) / 4;
@@ -428,7 +428,7 @@ static __device__ __forceinline__ void put(const attn__bf16x3_backward *p, const
     }
 }
 
-static __device__ __forceinline__ void put_gradients(const attn__bf16x3_backward *p, const work *w, const rows_item *it)
+static __device__ __forceinline__ void put_gradients(const attn__bf16x3_pass *p, const work *w, const rows_item *it)
 {
     const int group = ptx_thread_signed() / 128;
     ptx_sync(1, CONSUMERS); /* nobody reads the rows any more */
@@ -449,7 +449,7 @@ static __device__ __forceinline__ void put_gradients(const attn__bf16x3_backward
     ptx_barrier_arrive(at_shared(AT_ROWS_EMPTY));
 }
 
-static __device__ __forceinline__ void consume(const attn__bf16x3_backward *p)
+static __device__ __forceinline__ void consume(const attn__bf16x3_pass *p)
 {
     work w;
     uint32_t round = 0;
@@ -476,7 +476,7 @@ static __device__ __forceinline__ void consume(const attn__bf16x3_backward *p)
 }
 
 extern "C" __global__ void __launch_bounds__(CONSUMERS + PRODUCERS, 1)
-    NAME(const __grid_constant__ attn__bf16x3_backward p)
+    NAME(const __grid_constant__ attn__bf16x3_pass p)
 {
     if (threadIdx.x == 0) {
         ptx_barrier_init(at_shared(AT_ROWS_FULL), 1);

@@ -60,9 +60,9 @@ typedef struct attn__bf16x3_parts {
     char *to;                         /* [heads][slots] */
     const int64_t *ends;              /* where the sequences end, or NULL: all have `tokens` */
     int64_t heads, tokens;
-    int64_t tiles, slots;             /* of a sequence; of all sequences of a head */
-    int64_t items;                    /* tiles of all */
-    int32_t *stained;                 /* becomes 1 if dout has what is not finite */
+    int64_t tiles, slots; /* of a sequence; of all sequences of a head */
+    int64_t items;        /* tiles of all */
+    int32_t *stained;     /* becomes 1 if dout has what is not finite */
     int32_t dim, width;
 } attn__bf16x3_parts;
 
@@ -73,7 +73,7 @@ typedef struct attn__bf16x3_side {
 } attn__bf16x3_side;
 
 /* Gradients of `rows`, each from all `columns` that it sees or is seen by: of q, or of k and v. */
-typedef struct attn__bf16x3_backward {
+typedef struct attn__bf16x3_pass {
     attn__fma_problem problem;
     attn__bf16x3_side rows, columns;
     attn__fma_array dx, dy, dout, lse; /* dx: of q or k; dy: of v, data may be NULL */
@@ -81,7 +81,7 @@ typedef struct attn__bf16x3_backward {
     int64_t tiles, items; /* of a sequence's rows, as the kernel takes them; of all */
     int32_t accumulate;
     uint32_t zero; /* 0, which the compiler does not know */
-} attn__bf16x3_backward;
+} attn__bf16x3_pass;
 
 /* Any tensor to fp32 rows of `width` elements, a multiple of 4, dense in the order batch, head, token. */
 typedef struct attn__fma_copy {
