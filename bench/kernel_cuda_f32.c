@@ -64,6 +64,14 @@ static int64_t every(const bench_case *c)
     return step % 2 == 0 ? step + 1 : step;
 }
 
+static const attn__cuda_device *device;
+static const attn__cuda_kernel *kernel;
+
+static bool by_parts(void)
+{
+    return kernel == &attn__cuda_bf16x3_sm90;
+}
+
 static void check_forward(const bench_run *r, double allowed)
 {
     bench_error o = {.what = "o"}, lse = {.what = "lse"};
@@ -95,7 +103,7 @@ static void check_forward(const bench_run *r, double allowed)
 
 static void check_queries(const bench_run *r, double allowed)
 {
-    bench_error e = {.what = "dq"};
+    bench_error e = {.what = "dq", .parts = by_parts()};
     double *want = need(attn__alloc_array(r->c.dim_qk, sizeof(double)));
     int64_t count = 0;
     for (int64_t n = 0; n < r->c.batch * r->c.heads_q && !(r->c.options & NO_DQ); n++) {
@@ -118,7 +126,7 @@ static void check_queries(const bench_run *r, double allowed)
 
 static void check_keys(const bench_run *r, double allowed)
 {
-    bench_error ek = {.what = "dk"}, ev = {.what = "dv"};
+    bench_error ek = {.what = "dk", .parts = by_parts()}, ev = {.what = "dv"};
     double *dk = need(attn__alloc_array(r->c.dim_qk, sizeof(double)));
     double *dv = need(attn__alloc_array(r->c.dim_v, sizeof(double)));
     double *deltas = need(attn__alloc_array(r->c.heads_q * r->c.queries + 1, sizeof(double)));
@@ -233,9 +241,6 @@ static void close_run(bench_run *r)
         CUDA(attn__cuda.memory_free(r->workspace));
     }
 }
-
-static const attn__cuda_device *device;
-static const attn__cuda_kernel *kernel;
 
 static void run(bench_run *r, bool backward)
 {

@@ -41,6 +41,7 @@ set(ATTN_KERNEL
 set(ATTN_KERNEL_NO_CUDA
     src/kernel/cuda_absent.c)
 set(ATTN_KERNEL_CUDA
+    src/kernel/cuda/bf16x3_backward.c
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
     src/kernel/cuda/flash_backward.c
@@ -54,8 +55,13 @@ set(ATTN_KERNEL_CUDA
 
 # each becomes a cubin of that name
 set(ATTN_CUBINS
+    src/kernel/cuda/bf16x3_backward_keys_128.cu
+    src/kernel/cuda/bf16x3_backward_keys_64.cu
+    src/kernel/cuda/bf16x3_backward_queries_128.cu
+    src/kernel/cuda/bf16x3_backward_queries_64.cu
     src/kernel/cuda/bf16x3_forward_128.cu
     src/kernel/cuda/bf16x3_forward_64.cu
+    src/kernel/cuda/bf16x3_parts.cu
     src/kernel/cuda/few16_bf16_128.cu
     src/kernel/cuda/few16_bf16_256.cu
     src/kernel/cuda/few16_bf16_64.cu

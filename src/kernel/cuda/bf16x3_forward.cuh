@@ -2,11 +2,9 @@
 /*
  * bf16x3_forward.cuh - attention of fp32 inputs on the tensor cores: each number is three of bf16, each product six.
  *
- * METHOD.  x = a + b + c, each the bf16 nearest to what the ones before leave: 3 x 8 bits are the 24 of fp32, so nothing of x
- * is lost.  Of the nine products of two numbers the three smallest, b c, c b and c c, are left out, 2^-26 of x y at most; the
- * others are summed from the smallest to the largest (the idea of Henry, Tang & Heinecke, arXiv 1904.06376).  The tensor cores
- * cut off where they should round, which adds up over many keys: so P V of a tile of keys is made in registers of its own
- * and added to O by a rounded multiply-add, the one that lets O fade.
+ * METHOD.  Parts and their products are those of bf16x3.cuh.  The tensor cores cut off where they should round, which adds up
+ * over many keys: so P V of a tile of keys is made in registers of its own and added to O by a rounded multiply-add, the one
+ * that lets O fade.
  *
  * WHO DOES WHAT.  Two warpgroups have 64 queries each, FlashAttention's way (Dao et al., arXiv 2205.14135).  A third reads
  * K and V, and puts their parts into a ring of tiles in shared memory, K and V in turn; Q's parts stay there all the time.
@@ -22,14 +20,12 @@
  *
  * COST.  128 queries x 64 keys at HEAD_DIM 128: 6144 cycles of the tensor cores, about 700 instructions of a thread beside them.
  */
-#define TYPE "bf16"
-#include "kernel/cuda/wgmma.cuh"
+#include "kernel/cuda/bf16x3.cuh"
 
 enum {
     CONSUMERS = 256,
     PRODUCERS = 128,
     BLOCK_Q = 128,
-    PARTS = 3,
     CHUNKS = HEAD_DIM / 8,  /* of a row: what becomes 16 bytes of a part */
     ROW = HEAD_DIM * 4,     /* bytes of fp32 */
     Q_PART = BLOCK_Q * HEAD_DIM * 2,
@@ -49,51 +45,6 @@ extern __shared__ __align__(1024) char shared[];
 
 #define OUTPUT_SYNC() ptx_sync(1, CONSUMERS)
 #include "kernel/cuda/fma_output.cuh"
-
-/* ---- numbers in parts ---- */
-
-static __device__ __forceinline__ void split(uint32_t *a, uint32_t *b, uint32_t *c, float x, float y)
-{
-    *a = ptx_pack_bf16(x, y);
-    x -= __uint_as_float(*a << 16);
-    y -= __uint_as_float(*a & 0xffff0000u);
-    *b = ptx_pack_bf16(x, y);
-    *c = ptx_pack_bf16(x - __uint_as_float(*b << 16), y - __uint_as_float(*b & 0xffff0000u));
-}
-
-/* Eight numbers of a row to the parts of a tile of `rows` rows. */
-static __device__ __forceinline__ void put_parts(char *tile, const int rows, int row, int chunk, const float *x)
-{
-    uint4 a, b, c;
-    split(&a.x, &b.x, &c.x, x[0], x[1]);
-    split(&a.y, &b.y, &c.y, x[2], x[3]);
-    split(&a.z, &b.z, &c.z, x[4], x[5]);
-    split(&a.w, &b.w, &c.w, x[6], x[7]);
-    char *to = tile + chunk / 8 * (rows * 128) + row * 128 + ((chunk ^ row) & 7) * 16;
-    *(uint4 *)to = a;
-    *(uint4 *)(to + rows * HEAD_DIM * 2) = b;
-    *(uint4 *)(to + 2 * rows * HEAD_DIM * 2) = c;
-}
-
-/* Eight numbers from `column` on of a row that has `dim`; zeros if it is not there. */
-static __device__ __forceinline__ void fetch(float *x, const attn__fma_array *array, const float *row, int column, int dim,
-                                             bool there)
-{
-    if (array->wide && dim == HEAD_DIM) {
-        float4 low = make_float4(0.0f, 0.0f, 0.0f, 0.0f), high = low;
-        if (there) {
-            low = *(const float4 *)(row + column);
-            high = *(const float4 *)(row + column + 4);
-        }
-        x[0] = low.x, x[1] = low.y, x[2] = low.z, x[3] = low.w;
-        x[4] = high.x, x[5] = high.y, x[6] = high.z, x[7] = high.w;
-    } else {
-#pragma unroll
-        for (int i = 0; i < 8; i++) {
-            x[i] = there && column + i < dim ? row[column + i] : 0.0f;
-        }
-    }
-}
 
 /* ---- items ---- */
 
@@ -162,7 +113,7 @@ static __device__ __forceinline__ void fill_stage(ring_turn *t, const attn__fma_
 #pragma unroll
         for (int i = 0; i < AT_ONCE; i++) {
             const int row = begin + i * DOWN + first;
-            fetch(x[i], array, from + row * array->token, 8 * chunk, dim, row < there);
+            fetch(x[i], array, from + row * array->token, 8 * chunk, dim, HEAD_DIM, row < there);
         }
         if (begin == 0) {
             ptx_barrier_wait(full + 8, t->round & 1);
@@ -178,7 +129,7 @@ static __device__ __forceinline__ void fill_stage(ring_turn *t, const attn__fma_
                     }
                 }
             }
-            put_parts(shared + AT_RING + t->stage * STAGE, BLOCK_K, begin + i * DOWN + first, chunk, x[i]);
+            put_parts(shared + AT_RING + t->stage * STAGE, BLOCK_K, HEAD_DIM, begin + i * DOWN + first, chunk, x[i]);
         }
     }
     ptx_fence_async();
@@ -234,26 +185,15 @@ static __device__ __forceinline__ void load_queries(const attn__fma_forward *p, 
 #pragma unroll 2
     for (int row = group_row() + thread / CHUNKS; row < group_row() + 64; row += 128 / CHUNKS) {
         float x[8];
-        fetch(x, &p->q, q + row * p->q.token, 8 * chunk, p->problem.dim_qk, row < it->left);
+        fetch(x, &p->q, q + row * p->q.token, 8 * chunk, p->problem.dim_qk, HEAD_DIM, row < it->left);
 #pragma unroll
         for (int c = 0; c < 8; c++) {
             x[c] *= p->problem.factor;
         }
-        put_parts(shared + AT_Q, BLOCK_Q, row, chunk, x);
+        put_parts(shared + AT_Q, BLOCK_Q, HEAD_DIM, row, chunk, x);
     }
     ptx_fence_async();
     ptx_sync(2 + ptx_thread_signed() / 128, 128);
-}
-
-/* the six products' parts, the smallest first */
-#define LEFT(n)  ((n) == 0 ? 2 : (n) == 1 || (n) == 3 ? 1 : 0)
-#define RIGHT(n) ((n) == 2 ? 2 : (n) == 1 || (n) == 4 ? 1 : 0)
-
-/* An address that is made anew here: else the descriptors of all products are made once, and fill registers. */
-static __device__ __forceinline__ uint32_t anew(uint32_t address)
-{
-    asm volatile("" : "+r"(address));
-    return address;
 }
 
 /* s = Q K^T */

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fma_launch.c - the rows "fma-sm90": fp32 throughout, by fused multiply-adds; any dtype, dims, strides; and
- * "bf16x3-sm90": the same for fp32 inputs with six products of bf16 for one, forward, which is faster and no
- * less exact.
+ * "bf16x3-sm90": the same for fp32 inputs with six products of bf16 for one, which is faster and no less
+ * exact; its gradients are enqueued in bf16x3_backward.c.
  *
  * fp32 is read where it lies.  fp16 and bf16 are first copied to fp32 in the workspace, which costs next to
  * nothing beside the products, and keeps conversions and their registers out of the kernels.  Gradients are
@@ -11,34 +11,22 @@
 #include <math.h>
 #include <stddef.h>
 
-#include "kernel/cuda/driver.h"
-#include "kernel/cuda/fma_params.h"
+#include "kernel/cuda/fma_launch.h"
 #include "kernel/cuda/rows.h"
-
-/* A kernel, its tiles and its shared memory, which are those of the .cu file of that name; 256 bytes more
- * than the tiles where products read beyond the last of them. */
-typedef struct fma_kernel {
-    int64_t dim;
-    const char *name;
-    int64_t queries, keys; /* of a tile */
-    unsigned block, shared;
-} fma_kernel;
-
-enum { ROWS_BLOCK = 256 };
 
 static const int64_t most_tokens = (int64_t)1 << 29; /* positions are 32 bits wide, and added up */
 
-static const fma_kernel forwards[] = {
+static const attn__fma_kernel forwards[] = {
     {64, "fma_forward_64", 128, 64, 128, 81920},
     {128, "fma_forward_128", 128, 128, 256, 229376},
     {256, "fma_forward_256", 128, 32, 256, 212992},
     {512, "fma_forward_512", 64, 32, 256, 212992},
 };
-static const fma_kernel bf16x3_forwards[] = {
+static const attn__fma_kernel bf16x3_forwards[] = {
     {64, "bf16x3_forward_64", 128, 64, 384, 197376},
     {128, "bf16x3_forward_128", 128, 64, 384, 197376},
 };
-static const fma_kernel backwards[] = {
+static const attn__fma_kernel backwards[] = {
     {64, "fma_backward_64", 64, 256, 256, 230656},
     {128, "fma_backward_128", 64, 128, 256, 230656},
     {256, "fma_backward_256", 32, 64, 256, 205824},
@@ -65,16 +53,13 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
 
 static const char *bf16x3_rejects(const attn__cuda_call *call, bool backward)
 {
-    if (backward) {
-        return "has no gradients";
-    }
     if (call->dtype != ATTN_F32) {
         return "is for fp32 inputs";
     }
     return widest(call) > 128 ? "takes dims up to 128" : rejects(call, backward);
 }
 
-static const fma_kernel *fitting(const fma_kernel *kernels, const attn__cuda_call *call)
+const attn__fma_kernel *attn__fma_fitting(const attn__fma_kernel *kernels, const attn__cuda_call *call)
 {
     while (kernels->dim < widest(call)) {
         kernels++;
@@ -116,7 +101,7 @@ static fma_workspace lay_out(const attn__cuda_call *call, bool backward, void *b
         w.dout = backward ? take(&w, base, queries * padded(call->dim_v)) : NULL;
     }
     if (backward) {
-        const int64_t tiles = attn__ceil_div(call->tokens_q, fitting(backwards, call)->queries);
+        const int64_t tiles = attn__ceil_div(call->tokens_q, attn__fma_fitting(backwards, call)->queries);
         const int64_t turns = call->batch * call->heads_q * tiles + 2;
         w.delta = call->delta.data == NULL ? take(&w, base, queries) : NULL;
         if (call->dq.data != NULL && call->dtype_out != ATTN_F32) {
@@ -142,7 +127,7 @@ static size_t backward_workspace(const attn__cuda_call *call, const attn__cuda_d
 
 /* ---- parameters ---- */
 
-static attn__fma_array array_of(const attn__cuda_tensor *tensor, attn_dtype dtype)
+attn__fma_array attn__fma_array_of(const attn__cuda_tensor *tensor, attn_dtype dtype)
 {
     const bool aligned = (uintptr_t)tensor->data % 16 == 0 && tensor->batch % 4 == 0 &&
                          tensor->head % 4 == 0 && tensor->token % 4 == 0;
@@ -154,10 +139,8 @@ static attn__fma_array array_of(const attn__cuda_tensor *tensor, attn_dtype dtyp
                              .wide = dtype == ATTN_F32 && aligned};
 }
 
-/* fp32 rows of `width` in the workspace, in the order batch, head, token; one batch where sequences lie one
- * after another. */
-static attn__fma_array dense(float *data, int64_t heads, int64_t tokens, const int64_t *ends, int64_t total,
-                             int64_t width)
+attn__fma_array attn__fma_dense(float *data, int64_t heads, int64_t tokens, const int64_t *ends,
+                                int64_t total, int64_t width)
 {
     const int64_t rows = ends != NULL ? total : tokens;
     return (attn__fma_array){.data = data,
@@ -174,7 +157,7 @@ static int64_t bounded(int64_t x)
     return attn__max(-far, attn__min(x, far));
 }
 
-static attn__fma_problem problem_of(const attn__cuda_call *call)
+attn__fma_problem attn__fma_problem_of(const attn__cuda_call *call)
 {
     return (attn__fma_problem){
         .cu_q = call->cu_q,
@@ -197,8 +180,8 @@ static attn__fma_problem problem_of(const attn__cuda_call *call)
 
 /* ---- launches ---- */
 
-static attn_status launch(const attn__cuda_device *device, const char *image, const char *name, int64_t grid,
-                          unsigned block, unsigned shared, void *params, void *stream)
+attn_status attn__fma_launch(const attn__cuda_device *device, const char *image, const char *name,
+                             int64_t grid, unsigned block, unsigned shared, void *params, void *stream)
 {
     attn__cuda_launch it = {.grid = {(unsigned)attn__min(grid, INT32_MAX), 1, 1},
                             .block = block,
@@ -208,15 +191,16 @@ static attn_status launch(const attn__cuda_device *device, const char *image, co
     return attn__cuda_enqueue(&it, (void *[]){params});
 }
 
-static attn_status launch_rows(const attn__cuda_call *call, const attn__cuda_device *device, const char *name,
-                               int64_t rows, void *params, void *stream)
+attn_status attn__fma_launch_rows(const attn__cuda_call *call, const attn__cuda_device *device,
+                                  const char *name, int64_t rows, void *params, void *stream)
 {
     const int64_t most = call->sms > 0 ? call->sms : (int64_t)device->sms * 8;
-    const int64_t blocks = attn__ceil_div(rows, ROWS_BLOCK / 32);
+    const int64_t blocks = attn__ceil_div(rows, ATTN__FMA_ROWS_BLOCK / 32);
     if (rows == 0) {
         return ATTN_OK;
     }
-    return launch(device, "fma_rows", name, attn__min(blocks, most), ROWS_BLOCK, 0, params, stream);
+    return attn__fma_launch(device, "fma_rows", name, attn__min(blocks, most), ATTN__FMA_ROWS_BLOCK, 0,
+                            params, stream);
 }
 
 /* The operand as fp32: itself, or its copy, which is enqueued. */
@@ -224,7 +208,7 @@ static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
                            const attn__cuda_device *device, const attn__cuda_tensor *tensor, bool query,
                            int64_t dim, float *copy, void *stream)
 {
-    *array = array_of(tensor, call->dtype);
+    *array = attn__fma_array_of(tensor, call->dtype);
     if (copy == NULL) {
         return ATTN_OK;
     }
@@ -241,18 +225,19 @@ static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
                              .tokens = ends != NULL ? total : tokens,
                              .dim = (int32_t)dim,
                              .width = (int32_t)padded(dim)};
-    *array = dense(copy, heads, tokens, ends, total, padded(dim));
-    return launch_rows(call, device, "fma_copy", params.batch * heads * params.tokens, &params, stream);
+    *array = attn__fma_dense(copy, heads, tokens, ends, total, padded(dim));
+    return attn__fma_launch_rows(call, device, "fma_copy", params.batch * heads * params.tokens, &params,
+                                 stream);
 }
 
-static attn_status forward_entered(const fma_kernel *kernel, const attn__cuda_call *call,
+static attn_status forward_entered(const attn__fma_kernel *kernel, const attn__cuda_call *call,
                                    const attn__cuda_device *device, void *workspace, void *stream)
 {
     const fma_workspace w = lay_out(call, false, workspace);
     const int64_t tiles = attn__ceil_div(call->tokens_q, kernel->queries);
-    attn__fma_forward params = {.problem = problem_of(call),
-                                .o = array_of(&call->o, call->dtype_out),
-                                .lse = array_of(&call->lse, ATTN_F32),
+    attn__fma_forward params = {.problem = attn__fma_problem_of(call),
+                                .o = attn__fma_array_of(&call->o, call->dtype_out),
+                                .lse = attn__fma_array_of(&call->lse, ATTN_F32),
                                 .tiles = tiles,
                                 .items = tiles * call->batch * call->heads_q,
                                 .merge = call->merge};
@@ -263,14 +248,15 @@ static attn_status forward_entered(const fma_kernel *kernel, const attn__cuda_ca
     ATTN__TRY(operand(&params.k, call, device, &call->k, false, call->dim_qk, w.k, stream));
     ATTN__TRY(operand(&params.v, call, device, &call->v, false, call->dim_v, w.v, stream));
     const int64_t grid = call->sms > 0 ? attn__min(params.items, call->sms) : params.items;
-    return launch(device, kernel->name, kernel->name, grid, kernel->block, kernel->shared, &params, stream);
+    return attn__fma_launch(device, kernel->name, kernel->name, grid, kernel->block, kernel->shared, &params,
+                            stream);
 }
 
 static attn_status forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
                            void *stream)
 {
     ATTN__TRY(attn__cuda_enter(device));
-    attn_status status = forward_entered(fitting(forwards, call), call, device, workspace, stream);
+    attn_status status = forward_entered(attn__fma_fitting(forwards, call), call, device, workspace, stream);
     attn__cuda_leave();
     return status;
 }
@@ -279,7 +265,8 @@ static attn_status bf16x3_forward(const attn__cuda_call *call, const attn__cuda_
                                   void *workspace, void *stream)
 {
     ATTN__TRY(attn__cuda_enter(device));
-    attn_status status = forward_entered(fitting(bf16x3_forwards, call), call, device, workspace, stream);
+    attn_status status =
+        forward_entered(attn__fma_fitting(bf16x3_forwards, call), call, device, workspace, stream);
     attn__cuda_leave();
     return status;
 }
@@ -294,21 +281,22 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
     ATTN__TRY(operand(&params->k, call, device, &call->k, false, call->dim_qk, w->k, stream));
     ATTN__TRY(operand(&params->v, call, device, &call->v, false, call->dim_v, w->v, stream));
     ATTN__TRY(operand(&params->dout, call, device, &call->dout, true, call->dim_v, w->dout, stream));
-    params->lse = array_of(&call->lse, ATTN_F32);
-    params->delta = array_of(&call->delta, ATTN_F32);
-    params->dq = array_of(&call->dq, ATTN_F32);
+    params->lse = attn__fma_array_of(&call->lse, ATTN_F32);
+    params->delta = attn__fma_array_of(&call->delta, ATTN_F32);
+    params->dq = attn__fma_array_of(&call->dq, ATTN_F32);
     if (w->dq != NULL) {
-        params->dq =
-            dense(w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q, padded(call->dim_qk));
+        params->dq = attn__fma_dense(w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q,
+                                     padded(call->dim_qk));
     }
     *rows = (attn__fma_rows){.problem = params->problem,
-                             .o = array_of(&call->o, call->dtype_out),
+                             .o = attn__fma_array_of(&call->o, call->dtype_out),
                              .dout = params->dout,
                              .sum = params->dq,
-                             .dq = array_of(&call->dq, call->dtype_out),
+                             .dq = attn__fma_array_of(&call->dq, call->dtype_out),
                              .accumulate = call->accumulate};
     if (w->delta != NULL) {
-        params->delta = dense(w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
+        params->delta =
+            attn__fma_dense(w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
         rows->delta = params->delta;
     }
     attn__fma_rows before = *rows;
@@ -318,20 +306,20 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
     if (before.delta.data == NULL && before.sum.data == NULL) {
         return ATTN_OK;
     }
-    return launch_rows(call, device, "fma_before", call->batch * call->heads_q * call->tokens_q, &before,
-                       stream);
+    return attn__fma_launch_rows(call, device, "fma_before", call->batch * call->heads_q * call->tokens_q,
+                                 &before, stream);
 }
 
 static attn_status backward_entered(const attn__cuda_call *call, const attn__cuda_device *device,
                                     void *workspace, void *stream)
 {
-    const fma_kernel *kernel = fitting(backwards, call);
+    const attn__fma_kernel *kernel = attn__fma_fitting(backwards, call);
     const fma_workspace w = lay_out(call, true, workspace);
     const int64_t tiles = attn__ceil_div(call->tokens_kv, kernel->keys);
     attn__fma_rows rows;
-    attn__fma_backward params = {.problem = problem_of(call),
-                                 .dk = array_of(&call->dk, call->dtype_out),
-                                 .dv = array_of(&call->dv, call->dtype_out),
+    attn__fma_backward params = {.problem = attn__fma_problem_of(call),
+                                 .dk = attn__fma_array_of(&call->dk, call->dtype_out),
+                                 .dv = attn__fma_array_of(&call->dv, call->dtype_out),
                                  .tiles_q = attn__ceil_div(call->tokens_q, kernel->queries),
                                  .tiles = tiles,
                                  .items = tiles * call->batch * call->heads_kv,
@@ -342,14 +330,14 @@ static attn_status backward_entered(const attn__cuda_call *call, const attn__cud
     if (params.items > 0) {
         const int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
         ATTN__CUDA_TRY(attn__cuda.memset_async((CUdeviceptr)w.turns, 0, w.turns_bytes, (CUstream)stream));
-        ATTN__TRY(launch(device, kernel->name, kernel->name, attn__min(params.items, sms), kernel->block,
-                         kernel->shared, &params, stream));
+        ATTN__TRY(attn__fma_launch(device, kernel->name, kernel->name, attn__min(params.items, sms),
+                                   kernel->block, kernel->shared, &params, stream));
     }
     if (w.dq == NULL) {
         return ATTN_OK;
     }
-    return launch_rows(call, device, "fma_after", call->batch * call->heads_q * call->tokens_q, &rows,
-                       stream);
+    return attn__fma_launch_rows(call, device, "fma_after", call->batch * call->heads_q * call->tokens_q,
+                                 &rows, stream);
 }
 
 static attn_status backward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
@@ -377,4 +365,6 @@ const attn__cuda_kernel attn__cuda_bf16x3_sm90 = {
     .rejects = bf16x3_rejects,
     .forward_workspace = forward_workspace,
     .forward = bf16x3_forward,
+    .backward_workspace = attn__bf16x3_backward_workspace,
+    .backward = attn__bf16x3_backward,
 };

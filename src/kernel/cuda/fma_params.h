@@ -51,6 +51,38 @@ typedef struct attn__fma_rows {
     int32_t accumulate;             /* after: dq += sum, else dq = sum */
 } attn__fma_rows;
 
+/* Numbers of a tile in three parts of bf16, and bytes of its image: the parts, and a number for each row. */
+enum { ATTN__BF16X3_TILE = 4096, ATTN__BF16X3_IMAGE = ATTN__BF16X3_TILE * 6 + 256 };
+
+/* A tensor to such tiles, of 4096 / width rows. */
+typedef struct attn__bf16x3_parts {
+    attn__fma_array from, lse, delta; /* lse: of q and dout; delta: of dout; else data is NULL */
+    char *to;                         /* [heads][slots] */
+    const int64_t *ends;              /* where the sequences end, or NULL: all have `tokens` */
+    int64_t heads, tokens;
+    int64_t tiles, slots; /* of a sequence; of all sequences of a head */
+    int64_t items;        /* tiles of all */
+    int32_t *stained;     /* becomes 1 if dout has what is not finite */
+    int32_t dim, width;
+} attn__bf16x3_parts;
+
+/* Two tensors in such tiles: q and dout, or k and v. */
+typedef struct attn__bf16x3_side {
+    const char *x, *y;
+    int64_t heads, tiles, slots;
+} attn__bf16x3_side;
+
+/* Gradients of `rows`, each from all `columns` that it sees or is seen by: of q, or of k and v. */
+typedef struct attn__bf16x3_pass {
+    attn__fma_problem problem;
+    attn__bf16x3_side rows, columns;
+    attn__fma_array dx, dy, dout, lse; /* dx: of q or k; dy: of v, data may be NULL */
+    const int32_t *stained;
+    int64_t tiles, items; /* of a sequence's rows, as the kernel takes them; of all */
+    int32_t accumulate;
+    uint32_t zero; /* 0, which the compiler does not know */
+} attn__bf16x3_pass;
+
 /* Any tensor to fp32 rows of `width` elements, a multiple of 4, dense in the order batch, head, token. */
 typedef struct attn__fma_copy {
     attn__fma_array from;

@@ -83,6 +83,18 @@ PTX_INLINE void ptx_barrier_wait(uint32_t barrier, uint32_t parity)
 {
     machine_barrier_wait(barrier, parity);
 }
+/* bytes that arrive at once: until its next wait no other thread runs */
+PTX_INLINE void ptx_barrier_expect(uint32_t barrier, uint32_t bytes)
+{
+    (void)bytes;
+    machine_barrier_arrive(barrier);
+}
+PTX_INLINE void ptx_load_bulk(uint32_t to, const void *global, uint32_t bytes, uint32_t barrier)
+{
+    (void)barrier;
+    machine_aligned((uintptr_t)global | to | bytes);
+    memcpy(shared + to, global, bytes);
+}
 PTX_INLINE void ptx_sync(int id, int threads)
 {
     machine_sync_some((unsigned)id, (unsigned)threads);

@@ -56,14 +56,23 @@ PTX_INLINE void machine_product(float *d, int columns, const float (*a)[16], uin
     }
 }
 
-PTX_INLINE void wgmma_64_ss(float *d, uint64_t a, uint64_t b, int add)
+/* A from shared memory */
+PTX_INLINE void machine_shared(float *d, int columns, uint64_t a, uint64_t b, int add)
 {
     float rows[2][16];
     for (uint32_t i = 0; i < 32; i++) {
         const uint32_t row = machine_thread() / 32 % 4 * 16 + machine_thread() % 32 / 4 + i / 16 * 8;
         rows[i / 16][i % 16] = machine_bf16((uint32_t)a + row * 128 + i % 16 * 2);
     }
-    machine_product(d, 64, rows, b, false, add != 0);
+    machine_product(d, columns, rows, b, false, add != 0);
+}
+PTX_INLINE void wgmma_32_ss(float *d, uint64_t a, uint64_t b, int add)
+{
+    machine_shared(d, 32, a, b, add);
+}
+PTX_INLINE void wgmma_64_ss(float *d, uint64_t a, uint64_t b, int add)
+{
+    machine_shared(d, 64, a, b, add);
 }
 
 /* A from the registers of the four lanes that have these rows */

@@ -1,0 +1,162 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * bf16x3_backward.c - the gradients of the row "bf16x3-sm90": four tensors to parts in the workspace, then a
+ * pass for dK and dV and one for dQ.  The same bits every time, always: nothing is added up in memory.
+ */
+#include "kernel/cuda/fma_launch.h"
+
+/* The two passes of the gradients: a block's rows, and in `keys` the rows of a tile that passes. */
+static const attn__fma_kernel keys_kernels[] = {
+    {64, "bf16x3_backward_keys_64", 128, 64, 384, 228352},
+    {128, "bf16x3_backward_keys_128", 64, 32, 384, 228352},
+};
+static const attn__fma_kernel queries_kernels[] = {
+    {64, "bf16x3_backward_queries_64", 128, 64, 384, 228352},
+    {128, "bf16x3_backward_queries_128", 64, 32, 384, 228352},
+};
+
+/* The next `count` numbers of 4 bytes; base NULL: only counts. */
+static void *take(size_t *bytes, void *base, int64_t count)
+{
+    void *memory = base == NULL ? NULL : (char *)base + *bytes;
+    *bytes += (size_t)attn__ceil_div(count, 64) * 256;
+    return memory;
+}
+
+typedef struct workspace_parts {
+    attn__bf16x3_side queries, keys;
+    float *delta;
+    int32_t *stained;
+    size_t bytes;
+} workspace_parts;
+
+/* Images of two tensors of `heads`; base NULL: only counts. */
+static attn__bf16x3_side take_side(size_t *bytes, void *base, const attn__cuda_call *call, bool query)
+{
+    const int64_t rows = attn__fma_fitting(keys_kernels, call)->keys;
+    const int64_t heads = query ? call->heads_q : call->heads_kv;
+    const int64_t tiles = attn__ceil_div(query ? call->tokens_q : call->tokens_kv, rows);
+    const bool ragged = (query ? call->cu_q : call->cu_kv) != NULL;
+    /* in ragged arrays a sequence's first slot is its first token / rows + its number */
+    const int64_t slots =
+        ragged ? (query ? call->total_q : call->total_kv) / rows + call->batch : call->batch * tiles;
+    const int64_t count = heads * slots * (ATTN__BF16X3_IMAGE / 4);
+    attn__bf16x3_side side = {.heads = heads, .tiles = tiles, .slots = slots};
+    side.x = take(bytes, base, count);
+    side.y = take(bytes, base, count);
+    return side;
+}
+
+static workspace_parts lay_out(const attn__cuda_call *call, void *base)
+{
+    size_t bytes = 0;
+    workspace_parts w = {.queries = take_side(&bytes, base, call, true),
+                         .keys = take_side(&bytes, base, call, false)};
+    w.delta = call->delta.data == NULL ? take(&bytes, base, call->total_q * call->heads_q) : NULL;
+    w.stained = take(&bytes, base, 1);
+    w.bytes = bytes;
+    return w;
+}
+
+size_t attn__bf16x3_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    (void)device;
+    return lay_out(call, NULL).bytes;
+}
+
+/* A tensor to its images in `to`, which is a side's x or y. */
+static attn_status launch_parts(const attn__cuda_call *call, const attn__cuda_device *device,
+                                attn__bf16x3_parts *p, const attn__bf16x3_side *side, const char *to,
+                                const attn__cuda_tensor *tensor, int64_t dim, void *stream)
+{
+    const bool query = p->lse.data != NULL;
+    p->from = attn__fma_array_of(tensor, ATTN_F32);
+    p->to = (char *)(uintptr_t)to;
+    p->ends = query ? call->cu_q : call->cu_kv;
+    p->heads = side->heads;
+    p->tokens = query ? call->tokens_q : call->tokens_kv;
+    p->tiles = side->tiles;
+    p->slots = side->slots;
+    p->items = side->tiles * side->heads * call->batch;
+    p->dim = (int32_t)dim;
+    p->width = (int32_t)attn__fma_fitting(keys_kernels, call)->dim;
+    if (p->items == 0) {
+        return ATTN_OK;
+    }
+    const int64_t most = call->sms > 0 ? call->sms : INT32_MAX;
+    return attn__fma_launch(device, "bf16x3_parts", "bf16x3_parts", attn__min(p->items, most),
+                            ATTN__FMA_ROWS_BLOCK, 256, p, stream);
+}
+
+/* All four tensors to their parts, after delta, if it is not given. */
+static attn_status prepare(const attn__cuda_call *call, const attn__cuda_device *device,
+                           const workspace_parts *w, void *stream)
+{
+    attn__fma_array delta = attn__fma_array_of(&call->delta, ATTN_F32);
+    if (w->delta != NULL) {
+        delta = attn__fma_dense(w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
+        attn__fma_rows rows = {.problem = attn__fma_problem_of(call),
+                               .o = attn__fma_array_of(&call->o, call->dtype_out),
+                               .dout = attn__fma_array_of(&call->dout, ATTN_F32),
+                               .delta = delta};
+        ATTN__TRY(attn__fma_launch_rows(call, device, "fma_before",
+                                        call->batch * call->heads_q * call->tokens_q, &rows, stream));
+    }
+    ATTN__CUDA_TRY(attn__cuda.memset_async((CUdeviceptr)w->stained, 0, sizeof *w->stained, (CUstream)stream));
+    attn__bf16x3_parts keys = {.stained = w->stained};
+    attn__bf16x3_parts queries = {.stained = w->stained, .lse = attn__fma_array_of(&call->lse, ATTN_F32)};
+    ATTN__TRY(launch_parts(call, device, &keys, &w->keys, w->keys.x, &call->k, call->dim_qk, stream));
+    ATTN__TRY(launch_parts(call, device, &keys, &w->keys, w->keys.y, &call->v, call->dim_v, stream));
+    ATTN__TRY(
+        launch_parts(call, device, &queries, &w->queries, w->queries.x, &call->q, call->dim_qk, stream));
+    queries.delta = delta;
+    return launch_parts(call, device, &queries, &w->queries, w->queries.y, &call->dout, call->dim_v, stream);
+}
+
+/* The gradients of one side: dQ, or dK and dV. */
+static attn_status launch_pass(const attn__cuda_call *call, const attn__cuda_device *device,
+                               const attn__fma_kernel *kernel, attn__bf16x3_pass *p, int64_t tokens,
+                               void *stream)
+{
+    p->tiles = attn__ceil_div(tokens, kernel->queries);
+    p->items = p->tiles * p->rows.heads * call->batch;
+    if (p->items == 0 || (p->dx.data == NULL && p->dy.data == NULL)) {
+        return ATTN_OK;
+    }
+    const int64_t grid = call->sms > 0 ? attn__min(p->items, call->sms) : p->items;
+    return attn__fma_launch(device, kernel->name, kernel->name, grid, kernel->block, kernel->shared, p,
+                            stream);
+}
+
+static attn_status backward_entered(const attn__cuda_call *call, const attn__cuda_device *device,
+                                    void *workspace, void *stream)
+{
+    const workspace_parts w = lay_out(call, workspace);
+    attn__bf16x3_pass params = {.problem = attn__fma_problem_of(call),
+                                .rows = w.keys,
+                                .columns = w.queries,
+                                .dx = attn__fma_array_of(&call->dk, call->dtype_out),
+                                .dy = attn__fma_array_of(&call->dv, call->dtype_out),
+                                .dout = attn__fma_array_of(&call->dout, ATTN_F32),
+                                .lse = attn__fma_array_of(&call->lse, ATTN_F32),
+                                .stained = w.stained,
+                                .accumulate = call->accumulate};
+    ATTN__TRY(prepare(call, device, &w, stream));
+    ATTN__TRY(
+        launch_pass(call, device, attn__fma_fitting(keys_kernels, call), &params, call->tokens_kv, stream));
+    params.rows = w.queries;
+    params.columns = w.keys;
+    params.dx = attn__fma_array_of(&call->dq, call->dtype_out);
+    params.dy.data = NULL;
+    return launch_pass(call, device, attn__fma_fitting(queries_kernels, call), &params, call->tokens_q,
+                       stream);
+}
+
+attn_status attn__bf16x3_backward(const attn__cuda_call *call, const attn__cuda_device *device,
+                                  void *workspace, void *stream)
+{
+    ATTN__TRY(attn__cuda_enter(device));
+    attn_status status = backward_entered(call, device, workspace, stream);
+    attn__cuda_leave();
+    return status;
+}

@@ -1,0 +1,43 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * fma_launch.h - what the launchers of the fp32 kernels share.
+ */
+#ifndef ATTN_FMA_LAUNCH_H
+#define ATTN_FMA_LAUNCH_H
+
+#include "kernel/cuda/driver.h"
+#include "kernel/cuda/fma_params.h"
+
+/* A kernel, its tiles and its shared memory, which are those of the .cu file of that name; 256 bytes more
+ * than the tiles where products read beyond the last of them. */
+typedef struct attn__fma_kernel {
+    int64_t dim;
+    const char *name;
+    int64_t queries, keys; /* of a tile */
+    unsigned block, shared;
+} attn__fma_kernel;
+
+enum { ATTN__FMA_ROWS_BLOCK = 256 };
+
+/* The first of `kernels` that is wide enough. */
+const attn__fma_kernel *attn__fma_fitting(const attn__fma_kernel *kernels, const attn__cuda_call *call);
+
+attn__fma_problem attn__fma_problem_of(const attn__cuda_call *call);
+attn__fma_array attn__fma_array_of(const attn__cuda_tensor *tensor, attn_dtype dtype);
+/* fp32 rows of `width` in the workspace, in the order batch, head, token; one batch where sequences lie one
+ * after another. */
+attn__fma_array attn__fma_dense(float *data, int64_t heads, int64_t tokens, const int64_t *ends,
+                                int64_t total, int64_t width);
+
+attn_status attn__fma_launch(const attn__cuda_device *device, const char *image, const char *name,
+                             int64_t grid, unsigned block, unsigned shared, void *params, void *stream);
+/* A kernel of fma_rows.cu, a warp a row. */
+attn_status attn__fma_launch_rows(const attn__cuda_call *call, const attn__cuda_device *device,
+                                  const char *name, int64_t rows, void *params, void *stream);
+
+/* The gradients of "bf16x3-sm90". */
+size_t attn__bf16x3_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device);
+attn_status attn__bf16x3_backward(const attn__cuda_call *call, const attn__cuda_device *device,
+                                  void *workspace, void *stream);
+
+#endif
