@@ -98,7 +98,7 @@ static int64_t dot_steps(const attn__dot *dot)
 VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
 {
     const attn__dot *dot = at->dot;
-    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
+    const size_t a_row = sizeof *a * ATTN__SQUARE, b_row = sizeof *b * (size_t)dot->b_row;
     const size_t c_row = sizeof *dot->c * (size_t)dot->c_row;
     const int64_t below = TILE_ROWS * dot->c_row;
     float *c = dot->c + at->row * dot->c_row + at->col;
@@ -110,7 +110,7 @@ VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_
     DOT_TURN(1, TILE_ROWS);
     _tile_dpbf16ps(1, 4, 7);
     if (two) {
-        _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+        _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, a_row);
     }
     DOT_TURN(2, below);
     if (two) {
@@ -144,7 +144,7 @@ static void dot_empty(dot_cursor *at)
 VEC_INLINE void dot_go_on(const dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
 {
     const attn__dot *dot = at->dot;
-    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
+    const size_t a_row = sizeof *a * ATTN__SQUARE, b_row = sizeof *b * (size_t)dot->b_row;
     if (dot_part_a[at->pair] != at->held_a) {
         _tile_loadd(4, a, a_row);
     }
@@ -156,7 +156,7 @@ VEC_INLINE void dot_go_on(const dot_cursor *at, const uint16_t *a, const uint16_
     _tile_dpbf16ps(1, 4, 7);
     if (two) {
         if (dot_part_a[at->pair] != at->held_a) {
-            _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+            _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, a_row);
         }
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
@@ -209,7 +209,7 @@ VEC_INLINE bool dot_step(dot_cursor *at)
         return false;
     }
     const bool two = dot->rows - at->row > TILE_ROWS;
-    const uint16_t *a = dot->a + dot_part_a[at->pair] * dot->a_part + at->row * dot->a_row + at->k;
+    const uint16_t *a = dot->a + dot_part_a[at->pair] * dot->a_part + attn__dot_place(at->row, at->k, dot->a_band);
     const uint16_t *b = dot->b + dot_part_b[at->pair] * dot->b_part + at->k / 2 * dot->b_row + 2 * at->col;
     if (at->k == 0 && at->pair == dot_pair_from(dot, 0)) {
         dot_begin_block(at, a, b, two);

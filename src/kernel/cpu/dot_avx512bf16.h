@@ -37,7 +37,7 @@ VEC_INLINE void dot_parts(const attn__dot *dot, const uint16_t *a, const uint16_
         const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 2 * VEC_LANES);
         FLASH_UNROLL
         for (int i = 0; i < DOT_ROWS; i++) {
-            const __m512bh x = dot_pair(a + i * dot->a_row + k);
+            const __m512bh x = dot_pair(a + attn__dot_place(i, k, 0));
             acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
             acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
         }
@@ -89,7 +89,7 @@ static bool dot_step(dot_cursor *at)
     if (at->row >= dot->rows) {
         return false;
     }
-    dot_rows(dot, dot->a + at->row * dot->a_row, dot->b + 2 * at->col,
+    dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band), dot->b + 2 * at->col,
              dot->c + at->row * dot->c_row + at->col);
     at->col += 2 * VEC_LANES;
     if (at->col >= dot->cols) {

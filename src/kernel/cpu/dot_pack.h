@@ -14,6 +14,7 @@
 
 enum { PAIR = 2, PAIR_LANES = PAIR * VEC_LANES };
 
+
 static int dot_parts_of(attn_dtype dtype)
 {
     return dtype == ATTN_BF16 ? 1 : dtype == ATTN_F16 ? 2 : 3;
@@ -81,12 +82,13 @@ VEC_INLINE void dot_cut(const int parts, __m512i *row, vec x, vec y)
     }
 }
 
-/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`, a multiple of 32. */
-static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count,
-                      int64_t padded)
+/* The parts of `count` dense fp32 as rows at a, a + a_part, ..., each 32 elements `step` after the 32 before;
+ * zeros up to `padded`, a multiple of 32. */
+static void dot_split(const int parts, uint16_t *a, int64_t a_part, int64_t step, const float *x,
+                      int64_t count, int64_t padded)
 {
     const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
-    for (int64_t d = 0; d < padded; d += PAIR_LANES) {
+    for (int64_t d = 0; d < padded; d += PAIR_LANES, a += step) {
         vec rest[2];
         vec_mask finite[2];
         FLASH_UNROLL
@@ -95,7 +97,7 @@ static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float 
             finite[half] = _mm512_cmp_ps_mask(_mm512_abs_ps(rest[half]), most, _CMP_LE_OQ);
         }
         for (int i = 0; i < parts; i++) {
-            _mm512_storeu_si512(a + i * a_part + d, dot_upper_row(rest[0], rest[1]));
+            _mm512_storeu_si512(a + i * a_part, dot_upper_row(rest[0], rest[1]));
             rest[0] = vec_select(finite[0], vec_sub(rest[0], dot_upper(rest[0])), zero);
             rest[1] = vec_select(finite[1], vec_sub(rest[1], dot_upper(rest[1])), zero);
         }
@@ -114,25 +116,25 @@ static const float *dot_dense_row(float *copy, const void *src, int64_t at, attn
 }
 
 /*
- * One row of A: the parts of `count` elements of dtype, `stride` apart; zeros up to `padded`, a multiple of
- * 32.  wide has room for count fp32.
+ * One row: the parts of `count` elements of dtype, `stride` apart, as dot_split lays them out.  wide has room
+ * for count fp32.
  */
-static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtype dtype, int64_t stride,
-                         int64_t count, int64_t padded, float *wide)
+static void dot_pack_row(uint16_t *a, int64_t a_part, int64_t step, const void *src, attn_dtype dtype,
+                         int64_t stride, int64_t count, int64_t padded, float *wide)
 {
     const uint16_t *from = src;
     if (dtype != ATTN_BF16) {
         const float *row = dot_dense_row(wide, src, 0, dtype, stride, count);
-        dot_split(dot_parts_of(dtype), a, a_part, row, count, padded);
+        dot_split(dot_parts_of(dtype), a, a_part, step, row, count, padded);
         return;
     }
-    for (int64_t d = 0; d < padded && stride == 1; d += PAIR_LANES) {
+    for (int64_t d = 0; d < padded && stride == 1; d += PAIR_LANES, a += step) {
         const int64_t left = attn__min(attn__max(count - d, 0), PAIR_LANES);
         const __mmask32 real = (__mmask32)(((uint64_t)1 << left) - 1);
-        _mm512_storeu_si512(a + d, _mm512_maskz_loadu_epi16(real, from + d));
+        _mm512_storeu_si512(a, _mm512_maskz_loadu_epi16(real, from + d));
     }
     for (int64_t d = 0; d < padded && stride != 1; d++) {
-        a[d] = d < count ? from[d * stride] : 0;
+        a[d / PAIR_LANES * step + d % PAIR_LANES] = d < count ? from[d * stride] : 0;
     }
 }
 

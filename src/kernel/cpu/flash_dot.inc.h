@@ -86,7 +86,7 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
 {
     const int64_t depth = state->depth;
     return (attn__dot){.a = state->k + task->begin * depth,
-                       .a_row = depth,
+                       .a_band = KEY_STEP * depth,
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = state->q + task->panel * PANEL * state->q_parts * depth,
@@ -104,9 +104,9 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
 static attn__dot values_of(const dot_state *state, const dot_task *task)
 {
     const bool one = state->parts == 1;
-    return (attn__dot){.a = state->v + task->begin,
-                       .a_row = state->tile_k,
-                       .a_part = state->tile_k * state->width,
+    return (attn__dot){.a = state->v + attn__dot_place(0, task->begin, 0),
+                       .a_band = KEY_STEP * state->tile_k,
+                       .a_part = state->v_part,
                        .a_parts = state->parts,
                        .b = task->p,
                        .b_row = PAIR * PANEL,

@@ -88,21 +88,21 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
                            const backward_lanes *lanes, const backward_task *task, int64_t position,
                            int64_t j, backward_queue *queue)
 {
-    const int64_t keys = state->tile_k, a_part = keys * state->lanes;
+    const int64_t keys = state->tile_k, a_part = keys * state->lanes, lane = task->panel * PANEL;
     __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
-        const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + task->panel * PANEL;
+        const int64_t at = (j + i) * PANEL, to = attn__dot_place(j + i, lane, BLOCK * state->lanes);
         vec weight[2], slope[2];
         take_steps(queue, task->end - task->begin);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
-            const int64_t lane = half * VEC_LANES;
-            weigh_back(lanes, half, task->scores + at + lane, task->slopes + at + lane, &weight[half],
+            const int64_t first = half * VEC_LANES;
+            weigh_back(lanes, half, task->scores + at + first, task->slopes + at + first, &weight[half],
                        &slope[half]);
             if (masked) {
                 const vec_mask seen =
-                    j + i < task->to ? visible(&task->band, position + j + i, lane) : vec_between(0, 0);
+                    j + i < task->to ? visible(&task->band, position + j + i, first) : vec_between(0, 0);
                 weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
                 slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
             }
@@ -164,7 +164,7 @@ static attn__dot scores_dot(const backward_state *state, const backward_task *ta
                             const uint16_t *turned, int64_t depth, float *c)
 {
     return (attn__dot){.a = rows + task->begin * depth,
-                       .a_row = depth,
+                       .a_band = BLOCK * depth,
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = turned + task->panel * state->parts * depth * PANEL,
@@ -183,8 +183,8 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
 {
     const int64_t keys = state->tile_k, qk = state->pad_qk;
     const bool one = state->weight_parts == 1;
-    return (attn__dot){.a = state->kt + task->begin,
-                       .a_row = keys,
+    return (attn__dot){.a = state->kt + attn__dot_place(0, task->begin, 0),
+                       .a_band = BLOCK * keys,
                        .a_part = keys * qk,
                        .a_parts = state->parts,
                        .b = task->pairs + task->begin * PANEL,
@@ -284,8 +284,8 @@ static void add_block(const backward_state *state, const backward_tile *tile, in
     const int64_t count = attn__min(BLOCK, tile->count - key);
     for (int64_t d = 0; d < dim; d += PANEL) {
         const attn__dot dot = {
-            .a = weights + key * state->lanes + from * PANEL,
-            .a_row = state->lanes,
+            .a = weights + key * state->lanes + attn__dot_place(0, from * PANEL, 0),
+            .a_band = BLOCK * state->lanes,
             .a_part = state->tile_k * state->lanes,
             .a_parts = state->weight_parts,
             .b = strips + (d / PANEL * state->parts * state->lanes + from * PANEL) * PANEL,

@@ -28,13 +28,13 @@ typedef struct backward_state {
     uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
     float *dqt;             /* dQ^T: [panel][dim][PANEL] */
     float *lse, *delta;     /* [lane]; lse as a power of 2 */
-    uint16_t *k, *v;        /* [part][tile_k][dim] */
-    uint16_t *kt;           /* K^T: [part][dim][tile_k] */
-    uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
+    uint16_t *k, *v;        /* [part], tile_k keys by dim in squares */
+    uint16_t *kt;           /* K^T: [part], dim by tile_k keys in squares */
+    uint16_t *p, *ds;       /* P^T, dS^T: [part], tile_k keys by lane in squares */
     uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
     float *scores, *slopes; /* S^T, dP^T of two panels in turn: [2][tile_k][PANEL] */
     float *sums;            /* a product on its way to fp32 sums: [dim or BLOCK][PANEL] */
-    uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
+    uint16_t *rows;         /* [part], 32 rows by dim in squares: before they are turned */
     float *wide;            /* rows as fp32: k and v, then q and dO, of one cell */
 } backward_state;
 
@@ -103,17 +103,28 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
 
 /* ---- packing -------------------------------------------------------------------------------------- */
 
+/* Zeros for row i of A, `pad` long. */
+static void clear_row(uint16_t *a, int64_t a_part, int parts, int64_t i, int64_t pad)
+{
+    for (int part = 0; part < parts; part++) {
+        uint16_t *to = a + part * a_part + attn__dot_place(i, 0, BLOCK * pad);
+        for (int64_t d = 0; d < pad; d += PAIR_LANES, to += SQUARE) {
+            memset(to, 0, sizeof *to * PAIR_LANES);
+        }
+    }
+}
+
 /* `real` rows of an input as rows of A, `pad` long; those up to `rows` are 0. */
 static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64_t dim, int64_t pad,
                       int64_t real, int64_t rows, float *wide)
 {
-    const int parts = dot_parts_of(from->dtype);
     for (int64_t i = 0; i < real; i++) {
-        dot_pack_row(a + i * pad, a_part, attn__element(from->data, from->dtype, i * from->token),
-                     from->dtype, from->dim, dim, pad, wide);
+        dot_pack_row(a + attn__dot_place(i, 0, BLOCK * pad), a_part, SQUARE,
+                     attn__element(from->data, from->dtype, i * from->token), from->dtype, from->dim, dim,
+                     pad, wide);
     }
-    for (int part = 0; part < parts; part++) {
-        memset(a + part * a_part + real * pad, 0, sizeof *a * (size_t)((rows - real) * pad));
+    for (int64_t i = real; i < rows; i++) {
+        clear_row(a, a_part, dot_parts_of(from->dtype), i, pad);
     }
 }
 
@@ -124,13 +135,13 @@ static void turn_panel(const backward_state *state, int64_t panel, uint16_t *tra
     for (int part = 0; part < state->parts; part++) {
         const uint16_t *from = state->rows + part * PANEL * pad;
         uint16_t *to = transposed + (panel * state->parts + part) * pad * PANEL;
-        for (int64_t d = 0; d < pad; d += PAIR_LANES) {
-            dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, pad);
-            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * pad + d, pad);
+        for (int64_t d = 0; d < pad; d += PAIR_LANES, from += SQUARE) {
+            dot_transpose(to + d * PANEL, PAIR * PANEL, from, PAIR_LANES);
+            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + SQUARE / 2, PAIR_LANES);
             uint16_t *strip =
                 strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
             for (int64_t i = 0; i < PANEL; i += PAIR) {
-                dot_pair_rows(strip + i * PANEL, from + i * pad + d, from + (i + 1) * pad + d, PANEL);
+                dot_pair_rows(strip + i * PANEL, from + i * PANEL, from + (i + 1) * PANEL, PANEL);
             }
         }
     }
@@ -146,12 +157,12 @@ static bool pack_panel(const backward_state *state, int64_t panel, const attn__r
                              input->token, input->dim};
     pack_rows(state->rows, PANEL * pad, &from, dim, pad, real, PANEL, state->wide);
     for (int64_t i = 0; i < real; i++) {
-        for (int part = 0; part < state->parts && g->lse[first + i] == -INFINITY; part++) {
-            memset(state->rows + (part * PANEL + i) * pad, 0, sizeof *state->rows * (size_t)pad);
+        if (g->lse[first + i] == -INFINITY) {
+            clear_row(state->rows, PANEL * pad, state->parts, i, pad);
         }
     }
     turn_panel(state, panel, transposed, strips, pad);
-    return finite_row(state->rows, PANEL * pad);
+    return finite_row(state->rows, PAIR_LANES, PANEL * pad);
 }
 
 /* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
@@ -181,13 +192,14 @@ static void turn_keys(const backward_state *state, int64_t rows)
     for (int part = 0; part < state->parts; part++) {
         const uint16_t *from = state->k + part * keys * pad;
         uint16_t *to = state->kt + part * keys * pad;
-        for (int64_t j = 0; j < rows; j += PAIR_LANES) {
-            for (int64_t i = 0; i < PAIR_LANES; i += PAIR) {
-                const uint16_t *row = from + (j + i) * pad;
-                dot_pair_rows(state->rows + i * pad, row, row + pad, pad);
-            }
-            for (int64_t d = 0; d < pad; d += VEC_LANES) {
-                dot_transpose(to + d * keys + j, keys, state->rows + PAIR * d, PAIR * pad);
+        for (int64_t j = 0; j < rows; j += BLOCK) {
+            for (int64_t d = 0; d < pad; d += PAIR_LANES, from += SQUARE) {
+                uint16_t *square = to + attn__dot_place(d, j, BLOCK * keys);
+                for (int64_t i = 0; i < BLOCK; i += PAIR) {
+                    dot_pair_rows(state->rows + i * PANEL, from + i * BLOCK, from + (i + 1) * BLOCK, PANEL);
+                }
+                dot_transpose(square, BLOCK, state->rows, PAIR * PANEL);
+                dot_transpose(square + SQUARE / 2, BLOCK, state->rows + PAIR_LANES, PAIR * PANEL);
             }
         }
     }
@@ -206,5 +218,6 @@ static bool pack_tile(const backward_state *state, const backward_tile *tile)
     pack_rows(state->k, keys * state->pad_qk, &k, g->dim_qk, state->pad_qk, tile->count, rows, state->wide);
     pack_rows(state->v, keys * state->pad_v, &v, g->dim_v, state->pad_v, tile->count, rows, state->wide);
     turn_keys(state, rows);
-    return finite_row(state->k, rows * state->pad_qk) && finite_row(state->v, rows * state->pad_v);
+    return finite_row(state->k, PAIR_LANES, rows * state->pad_qk) &&
+           finite_row(state->v, PAIR_LANES, rows * state->pad_v);
 }
