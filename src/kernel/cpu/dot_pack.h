@@ -67,21 +67,6 @@ VEC_INLINE __m512i dot_upper_row(vec x, vec y)
     return _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
 }
 
-/* The parts of 32 fp32 as rows of A: one is rounded, more are cut, as in dot_store_pairs. */
-VEC_INLINE void dot_cut(const int parts, __m512i *row, vec x, vec y)
-{
-    if (parts == 1) {
-        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-        return;
-    }
-    FLASH_UNROLL
-    for (int i = 0; i < parts; i++) {
-        row[i] = dot_upper_row(x, y);
-        x = vec_sub(x, dot_upper(x));
-        y = vec_sub(y, dot_upper(y));
-    }
-}
-
 /* The parts of `count` dense fp32 as rows at a, a + a_part, ..., each 32 elements `step` after the 32 before;
  * zeros up to `padded`, a multiple of 32. */
 static void dot_split(const int parts, uint16_t *a, int64_t a_part, int64_t step, const float *x,

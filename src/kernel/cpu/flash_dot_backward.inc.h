@@ -74,6 +74,40 @@ VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
     _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
+/*
+ * P or dS of two keys, x[key][half], as rows of A, `a` of the first, and if b is not NULL as a row of B too.
+ * One part is rounded.  More are cut, and a row of them has queries of both halves in turn: 0, 16, 1, 17, ...,
+ * which needs no permutation; the strips have the same order (turn_panel).
+ */
+VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int64_t a_part, uint16_t *b,
+                              int64_t b_part)
+{
+    if (parts == 1) {
+        const __m512i row[PAIR] = {(__m512i)_mm512_cvtne2ps_pbh(x[0][1], x[0][0]),
+                                   (__m512i)_mm512_cvtne2ps_pbh(x[1][1], x[1][0])};
+        _mm512_storeu_si512(a, row[0]);
+        _mm512_storeu_si512(a + BLOCK, row[1]);
+        if (b != NULL) {
+            store_pairs(b, row[0], row[1]);
+        }
+        return;
+    }
+    FLASH_UNROLL
+    for (int n = 0; n < parts; n++) {
+        _mm512_storeu_si512(a + n * a_part, dot_interleave(x[0][0], x[0][1]));
+        _mm512_storeu_si512(a + n * a_part + BLOCK, dot_interleave(x[1][0], x[1][1]));
+        FLASH_UNROLL
+        for (int half = 0; half < 2; half++) {
+            if (b != NULL) {
+                _mm512_storeu_si512(b + n * b_part + half * PAIR_LANES,
+                                    dot_interleave(x[0][half], x[1][half]));
+            }
+            x[0][half] = vec_sub(x[0][half], dot_upper(x[0][half]));
+            x[1][half] = vec_sub(x[1][half], dot_upper(x[1][half]));
+        }
+    }
+}
+
 /* The queue's share of steps for one key of `keys`.  A core looks some 500 operations ahead: tiles and
  * vectors work side by side only if their instructions alternate more finely than that. */
 VEC_INLINE void take_steps(backward_queue *queue, int64_t keys)
@@ -89,36 +123,27 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
                            int64_t j, backward_queue *queue)
 {
     const int64_t keys = state->tile_k, a_part = keys * state->lanes, lane = task->panel * PANEL;
-    __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
+    const int64_t to = attn__dot_place(j, lane, BLOCK * state->lanes);
+    vec weight[PAIR][2], slope[PAIR][2];
     FLASH_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int64_t at = (j + i) * PANEL, to = attn__dot_place(j + i, lane, BLOCK * state->lanes);
-        vec weight[2], slope[2];
+    for (int i = 0; i < PAIR; i++) {
+        const int64_t at = (j + i) * PANEL;
         take_steps(queue, task->end - task->begin);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t first = half * VEC_LANES;
-            weigh_back(lanes, half, task->scores + at + first, task->slopes + at + first, &weight[half],
-                       &slope[half]);
+            weigh_back(lanes, half, task->scores + at + first, task->slopes + at + first, &weight[i][half],
+                       &slope[i][half]);
             if (masked) {
                 const vec_mask seen =
                     j + i < task->to ? visible(&task->band, position + j + i, first) : vec_between(0, 0);
-                weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
-                slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
+                weight[i][half] = vec_select(seen, weight[i][half], vec_set(0.0f));
+                slope[i][half] = vec_select(seen, slope[i][half], vec_set(0.0f));
             }
         }
-        dot_cut(parts, p, weight[0], weight[1]);
-        dot_cut(parts, ds[i], slope[0], slope[1]);
-        FLASH_UNROLL
-        for (int n = 0; n < parts; n++) {
-            _mm512_storeu_si512(state->p + n * a_part + to, p[n]);
-            _mm512_storeu_si512(state->ds + n * a_part + to, ds[i][n]);
-        }
     }
-    FLASH_UNROLL
-    for (int n = 0; n < parts; n++) {
-        store_pairs(task->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
-    }
+    store_weights(parts, weight, state->p + to, a_part, NULL, 0);
+    store_weights(parts, slope, state->ds + to, a_part, task->pairs + j * PANEL, keys * PANEL);
 }
 
 /* P and dS of a panel; the queue's steps spread evenly between. */

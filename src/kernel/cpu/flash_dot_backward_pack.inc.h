@@ -132,6 +132,7 @@ static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64
 static void turn_panel(const backward_state *state, int64_t panel, uint16_t *transposed, uint16_t *strips,
                        int64_t pad)
 {
+    const bool one = state->weight_parts == 1;
     for (int part = 0; part < state->parts; part++) {
         const uint16_t *from = state->rows + part * PANEL * pad;
         uint16_t *to = transposed + (panel * state->parts + part) * pad * PANEL;
@@ -140,8 +141,9 @@ static void turn_panel(const backward_state *state, int64_t panel, uint16_t *tra
             dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + SQUARE / 2, PAIR_LANES);
             uint16_t *strip =
                 strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
-            for (int64_t i = 0; i < PANEL; i += PAIR) {
-                dot_pair_rows(strip + i * PANEL, from + i * PANEL, from + (i + 1) * PANEL, PANEL);
+            for (int64_t i = 0; i < VEC_LANES; i++) { /* as store_weights has the queries */
+                const uint16_t *first = from + i * (one ? PAIR : 1) * PANEL;
+                dot_pair_rows(strip + i * PAIR * PANEL, first, first + (one ? 1 : VEC_LANES) * PANEL, PANEL);
             }
         }
     }
