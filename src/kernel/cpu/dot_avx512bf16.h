@@ -41,7 +41,7 @@ VEC_INLINE void dot_parts(const attn__dot *dot, const uint16_t *a, const uint16_
             acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
             acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
         }
-        b += dot->b_row;
+        b += 2 * ATTN__SQUARE;
     }
 }
 
@@ -82,14 +82,15 @@ static int64_t dot_steps(const attn__dot *dot)
     return dot->rows / DOT_ROWS * (dot->cols / (2 * VEC_LANES));
 }
 
-/* One step; false if there was none left. */
-static bool dot_step(dot_cursor *at)
+/* One step; false if there was none left.  `one` as in dot_amx.h. */
+static bool dot_step(bool one, dot_cursor *at)
 {
     const attn__dot *dot = at->dot;
+    (void)one;
     if (at->row >= dot->rows) {
         return false;
     }
-    dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band), dot->b + 2 * at->col,
+    dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band), dot->b + at->col / ATTN__SQUARE * dot->b_band,
              dot->c + at->row * dot->c_row + at->col);
     at->col += 2 * VEC_LANES;
     if (at->col >= dot->cols) {
@@ -102,7 +103,7 @@ static bool dot_step(dot_cursor *at)
 /* What is left of a product. */
 static void dot_finish(dot_cursor *at)
 {
-    while (dot_step(at)) {
+    while (dot_step(false, at)) {
     }
 }
 

@@ -90,7 +90,6 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = state->q + task->panel * PANEL * state->q_parts * depth,
-                       .b_row = PAIR * PANEL,
                        .b_part = PANEL * depth,
                        .b_parts = state->q_parts,
                        .c = task->s,
@@ -109,7 +108,6 @@ static attn__dot values_of(const dot_state *state, const dot_task *task)
                        .a_part = state->v_part,
                        .a_parts = state->parts,
                        .b = task->p,
-                       .b_row = PAIR * PANEL,
                        .b_part = state->tile_k * PANEL,
                        .b_parts = state->p_parts,
                        .c = one ? task->ot : state->fresh,
@@ -187,7 +185,7 @@ VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_ta
     int64_t due = 0;
     for (int64_t j = 0; j < pairs; j++, s += PAIR * PANEL, p += PAIR * PANEL) {
         for (due += queue->steps; due >= pairs; due -= pairs) {
-            queue->now |= !dot_step(&queue->at[queue->now]);
+            queue->now |= !dot_step(parts == 1, &queue->at[queue->now]);
         }
         const vec even0 = weigh(parts, s, factor, less0);
         const vec odd0 = weigh(parts, s + PANEL, factor, less0);

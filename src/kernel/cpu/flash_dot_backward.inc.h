@@ -110,10 +110,10 @@ VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int6
 
 /* The queue's share of steps for one key of `keys`.  A core looks some 500 operations ahead: tiles and
  * vectors work side by side only if their instructions alternate more finely than that. */
-VEC_INLINE void take_steps(backward_queue *queue, int64_t keys)
+VEC_INLINE void take_steps(const int parts, backward_queue *queue, int64_t keys)
 {
     for (queue->due += queue->steps; queue->due >= keys; queue->due -= keys) {
-        queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
+        queue->now += !dot_step(parts == 1, &queue->at[queue->now]) && queue->now < 2;
     }
 }
 
@@ -128,7 +128,7 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     FLASH_UNROLL
     for (int i = 0; i < PAIR; i++) {
         const int64_t at = (j + i) * PANEL;
-        take_steps(queue, task->end - task->begin);
+        take_steps(parts, queue, task->end - task->begin);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t first = half * VEC_LANES;
@@ -193,7 +193,6 @@ static attn__dot scores_dot(const backward_state *state, const backward_task *ta
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = turned + task->panel * state->parts * depth * PANEL,
-                       .b_row = PAIR * PANEL,
                        .b_part = depth * PANEL,
                        .b_parts = state->parts,
                        .c = c + task->begin * PANEL,
@@ -213,7 +212,6 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
                        .a_part = keys * qk,
                        .a_parts = state->parts,
                        .b = task->pairs + task->begin * PANEL,
-                       .b_row = PAIR * PANEL,
                        .b_part = keys * PANEL,
                        .b_parts = state->weight_parts,
                        .c = one ? state->dqt + task->panel * qk * PANEL : state->sums,
@@ -314,7 +312,6 @@ static void add_block(const backward_state *state, const backward_tile *tile, in
             .a_part = state->tile_k * state->lanes,
             .a_parts = state->weight_parts,
             .b = strips + (d / PANEL * state->parts * state->lanes + from * PANEL) * PANEL,
-            .b_row = PAIR * PANEL,
             .b_part = state->lanes * PANEL,
             .b_parts = state->parts,
             .c = state->sums,
