@@ -50,37 +50,56 @@ VEC_INLINE unsigned dot_pairs(const attn__dot *dot)
     return of_a[dot->a_parts - 1] & of_b[dot->b_parts - 1];
 }
 
-/* How far a product has come: the next step is one pair of parts, 32 deep, for up to 2 x 2 tiles of C. */
+/* How far a list of products has come: the next step is one pair of parts, 32 deep, for up to 2 x 2 tiles of
+ * C. */
 typedef struct dot_cursor {
-    const attn__dot *dot;
-    int64_t row, col, k;   /* row >= dot->rows: done */
+    const attn__dot *dot, *end;
+    int64_t row, col, k;
     const uint16_t *a, *b; /* the first parts at row, col and k */
     unsigned left;         /* the pairs that this depth still needs */
     int held_a, held_b;    /* parts in tiles 4 to 7, or -1 */
     float *full;           /* C of the block before, still in tiles 0 to 3, or NULL */
+    size_t full_row;       /* bytes */
     bool full_two;
 } dot_cursor;
 
-/* What the product reads must have been written before. */
-static dot_cursor dot_start(const attn__dot *dot)
+/* Goes to the begin of at->dot, or of the next that is not empty. */
+static void dot_enter(dot_cursor *at)
 {
+    while (at->dot < at->end && at->dot->rows == 0) {
+        at->dot++;
+    }
+    if (at->dot < at->end) {
+        at->row = at->col = at->k = 0;
+        at->a = at->dot->a, at->b = at->dot->b;
+        at->left = dot_pairs(at->dot);
+    }
+}
+
+/* What the products read must have been written before, and by none of them. */
+static dot_cursor dot_start(const attn__dot *dots, int count)
+{
+    dot_cursor at = {.dot = dots, .end = dots + count, .held_a = -1, .held_b = -1};
     DOT_FENCE();
-    return (dot_cursor){
-        .dot = dot, .a = dot->a, .b = dot->b, .left = dot_pairs(dot), .held_a = -1, .held_b = -1};
+    dot_enter(&at);
+    return at;
 }
 
 /* The steps of a product. */
 static int64_t dot_steps(const attn__dot *dot)
 {
-    return __builtin_popcount(dot_pairs(dot)) * attn__ceil_div(dot->rows, 2 * TILE_ROWS) *
+    return dot->rows == 0 ? 0 : __builtin_popcount(dot_pairs(dot)) * attn__ceil_div(dot->rows, 2 * TILE_ROWS) *
            (dot->cols / (2 * TILE_ROWS)) * (dot->depth / TILE_DEPTH);
 }
 
+/* Elements from the first row of at->full to the 17th. */
+#define DOT_BELOW(at) (TILE_ROWS * (int64_t)((at)->full_row / sizeof(float)))
+
 /* Tile t of C: what it held goes to memory, and it becomes 0 or what C holds. */
-#define DOT_TURN(t, offset)                                                                                  \
+#define DOT_TURN(t, offset, full_offset)                                                                                  \
     do {                                                                                                     \
         if (at->full != NULL && ((t) < 2 || at->full_two)) {                                                 \
-            _tile_stored(t, at->full + (offset), c_row);                                                     \
+            _tile_stored(t, at->full + (full_offset), at->full_row);                                         \
         }                                                                                                    \
         if (!dot->add) {                                                                                     \
             _tile_zero(t);                                                                                   \
@@ -89,29 +108,29 @@ static int64_t dot_steps(const attn__dot *dot)
         }                                                                                                    \
     } while (0)
 
-/* The first step of a block.  The block before leaves its tiles one by one, as late as can be, so that
- * products go on meanwhile. */
+/* The first step of a block.  The block before, of this product or the one before, leaves its tiles one
+ * by one, as late as can be, so that products go on meanwhile. */
 VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
 {
     const attn__dot *dot = at->dot;
     const size_t c_row = sizeof *dot->c * (size_t)dot->c_row;
-    const int64_t below = TILE_ROWS * dot->c_row;
+    const int64_t below = TILE_ROWS * dot->c_row, full_below = DOT_BELOW(at);
     float *c = dot->c + at->row * dot->c_row + at->col;
     _tile_loadd(4, a, DOT_A_ROW);
     _tile_loadd(6, b, DOT_B_ROW);
-    DOT_TURN(0, 0);
+    DOT_TURN(0, 0, 0);
     _tile_dpbf16ps(0, 4, 6);
     _tile_loadd(7, b + TILE_DEPTH, DOT_B_ROW);
-    DOT_TURN(1, TILE_ROWS);
+    DOT_TURN(1, TILE_ROWS, TILE_ROWS);
     _tile_dpbf16ps(1, 4, 7);
     if (two) {
         _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
     }
-    DOT_TURN(2, below);
+    DOT_TURN(2, below, full_below);
     if (two) {
         _tile_dpbf16ps(2, 5, 6);
     }
-    DOT_TURN(3, below + TILE_ROWS);
+    DOT_TURN(3, below + TILE_ROWS, full_below + TILE_ROWS);
     if (two) {
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -124,13 +143,12 @@ static void dot_empty(dot_cursor *at)
     if (at->full == NULL) {
         return;
     }
-    const size_t c_row = sizeof *at->full * (size_t)at->dot->c_row;
-    float *below = at->full + TILE_ROWS * at->dot->c_row;
-    _tile_stored(0, at->full, c_row);
-    _tile_stored(1, at->full + TILE_ROWS, c_row);
+    float *below = at->full + DOT_BELOW(at);
+    _tile_stored(0, at->full, at->full_row);
+    _tile_stored(1, at->full + TILE_ROWS, at->full_row);
     if (at->full_two) {
-        _tile_stored(2, below, c_row);
-        _tile_stored(3, below + TILE_ROWS, c_row);
+        _tile_stored(2, below, at->full_row);
+        _tile_stored(3, below + TILE_ROWS, at->full_row);
     }
     at->full = NULL;
 }
@@ -156,7 +174,7 @@ VEC_INLINE void dot_go_on(bool new_a, bool new_b, const uint16_t *a, const uint1
     }
 }
 
-/* After the last pair of a depth: the next depth, or the next block. */
+/* After the last pair of a depth: the next depth, the next block, or the next product. */
 VEC_INLINE void dot_move(dot_cursor *at, bool two)
 {
     const attn__dot *dot = at->dot;
@@ -167,23 +185,29 @@ VEC_INLINE void dot_move(dot_cursor *at, bool two)
         return;
     }
     at->full = dot->c + at->row * dot->c_row + at->col;
+    at->full_row = sizeof *at->full * (size_t)dot->c_row;
     at->full_two = two;
     at->k = 0;
     at->col += 2 * TILE_ROWS;
     if (at->col >= dot->cols) {
         at->col = 0;
         at->row += 2 * TILE_ROWS;
+        if (at->row >= dot->rows) {
+            at->dot++;
+            dot_enter(at);
+            return;
+        }
     }
     at->a = dot->a + at->row / ATTN__SQUARE * dot->a_band;
     at->b = dot->b + at->col / ATTN__SQUARE * dot->b_band;
 }
 
-/* One step; false if there was none left and C is complete.  Whoever takes single steps leaves the tiles
+/* One step; false if there was none left and all C are complete.  one: both operands of all products have one part.  Whoever takes single steps leaves the tiles
  * alone between them, and ends with dot_finish. */
 VEC_INLINE bool dot_step(const bool one, dot_cursor *at)
 {
     const attn__dot *dot = at->dot;
-    if (at->row >= dot->rows) {
+    if (dot == at->end) {
         dot_empty(at);
         return false;
     }
@@ -214,7 +238,7 @@ VEC_INLINE bool dot_step(const bool one, dot_cursor *at)
     return true;
 }
 
-/* What is left of a product. */
+/* What is left of the products. */
 static void dot_finish(dot_cursor *at)
 {
     DOT_FENCE();
@@ -225,7 +249,7 @@ static void dot_finish(dot_cursor *at)
 
 static void dot_product(const attn__dot *dot)
 {
-    dot_cursor at = dot_start(dot);
+    dot_cursor at = dot_start(dot, 1);
     dot_finish(&at);
 }
 

@@ -65,15 +65,15 @@ static void dot_rows(const attn__dot *dot, const uint16_t *a, const uint16_t *b,
     }
 }
 
-/* How far a product has come: a step is 8 rows by 2 vectors. */
+/* How far a list of products has come: a step is 8 rows by 2 vectors. */
 typedef struct dot_cursor {
-    const attn__dot *dot;
-    int64_t row, col; /* row >= dot->rows: done */
+    const attn__dot *dot, *end;
+    int64_t row, col;
 } dot_cursor;
 
-static dot_cursor dot_start(const attn__dot *dot)
+static dot_cursor dot_start(const attn__dot *dots, int count)
 {
-    return (dot_cursor){.dot = dot};
+    return (dot_cursor){.dot = dots, .end = dots + count};
 }
 
 /* The steps of a product. */
@@ -85,11 +85,15 @@ static int64_t dot_steps(const attn__dot *dot)
 /* One step; false if there was none left.  `one` as in dot_amx.h. */
 static bool dot_step(bool one, dot_cursor *at)
 {
-    const attn__dot *dot = at->dot;
     (void)one;
-    if (at->row >= dot->rows) {
+    while (at->dot < at->end && at->row >= at->dot->rows) {
+        at->dot++;
+        at->row = 0;
+    }
+    if (at->dot == at->end) {
         return false;
     }
+    const attn__dot *dot = at->dot;
     dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band), dot->b + at->col / ATTN__SQUARE * dot->b_band,
              dot->c + at->row * dot->c_row + at->col);
     at->col += 2 * VEC_LANES;
@@ -100,7 +104,7 @@ static bool dot_step(bool one, dot_cursor *at)
     return true;
 }
 
-/* What is left of a product. */
+/* What is left of the products. */
 static void dot_finish(dot_cursor *at)
 {
     while (dot_step(false, at)) {
@@ -109,7 +113,7 @@ static void dot_finish(dot_cursor *at)
 
 static void dot_product(const attn__dot *dot)
 {
-    dot_cursor at = dot_start(dot);
+    dot_cursor at = dot_start(dot, 1);
     dot_finish(&at);
 }
 

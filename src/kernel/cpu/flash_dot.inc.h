@@ -48,8 +48,8 @@ typedef struct dot_task {
 
 /* What the tiles do beside the vectors: V^T P^T of the panel before, then the scores of the next. */
 typedef struct dot_queue {
-    dot_cursor at[2];
-    int now;
+    attn__dot dots[2];
+    dot_cursor at;
     int64_t steps;
 } dot_queue;
 
@@ -185,7 +185,7 @@ VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_ta
     int64_t due = 0;
     for (int64_t j = 0; j < pairs; j++, s += PAIR * PANEL, p += PAIR * PANEL) {
         for (due += queue->steps; due >= pairs; due -= pairs) {
-            queue->now |= !dot_step(parts == 1, &queue->at[queue->now]);
+            dot_step(parts == 1, &queue->at);
         }
         const vec even0 = weigh(parts, s, factor, less0);
         const vec odd0 = weigh(parts, s + PANEL, factor, less0);
@@ -299,27 +299,25 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
     if (!next_task(state, tile, &panel, 0, now)) {
         return;
     }
-    attn__dot scores = scores_of(state, now), values = nothing;
-    dot_product(&scores);
+    const attn__dot first = scores_of(state, now);
+    dot_product(&first);
     for (int64_t turn = 1; now != NULL || before != NULL; turn++) {
         dot_task *next = &tasks[turn % 3];
         if (now == NULL || !next_task(state, tile, &panel, turn, next)) {
             next = NULL;
         }
-        scores = next != NULL ? scores_of(state, next) : nothing;
-        values = nothing;
+        dot_queue queue = {.dots = {nothing, next != NULL ? scores_of(state, next) : nothing}};
         if (before != NULL) {
             begin_values(state, before);
-            values = values_of(state, before);
+            queue.dots[0] = values_of(state, before);
         }
-        dot_queue queue = {.at = {dot_start(&values), dot_start(&scores)}};
-        queue.steps = dot_steps(&values) + dot_steps(&scores) + 1; /* one to change over */
+        queue.at = dot_start(queue.dots, 2);
+        queue.steps = dot_steps(&queue.dots[0]) + dot_steps(&queue.dots[1]);
         if (now != NULL) {
             end_scores(state, tile, now);
             softmax(state, now, &queue);
         }
-        dot_finish(&queue.at[0]);
-        dot_finish(&queue.at[1]);
+        dot_finish(&queue.at);
         if (before != NULL) {
             end_values(state, tile, before);
         }

@@ -41,9 +41,8 @@ typedef struct backward_task {
 
 /* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next. */
 typedef struct backward_queue {
-    attn__dot dot[3];
-    dot_cursor at[3];
-    int now;
+    attn__dot dots[3];
+    dot_cursor at;
     int64_t steps, due; /* due: steps * keys so far - keys of the task * steps taken */
 } backward_queue;
 
@@ -113,7 +112,7 @@ VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int6
 VEC_INLINE void take_steps(const int parts, backward_queue *queue, int64_t keys)
 {
     for (queue->due += queue->steps; queue->due >= keys; queue->due -= keys) {
-        queue->now += !dot_step(parts == 1, &queue->at[queue->now]) && queue->now < 2;
+        dot_step(parts == 1, &queue->at);
     }
 }
 
@@ -227,27 +226,23 @@ static void fill_queue(const backward_state *state, const backward_task *before,
                        backward_queue *queue)
 {
     static const attn__dot nothing = {0};
-    queue->dot[0] = before != NULL ? queries_dot(state, before) : nothing;
-    queue->dot[1] = queue->dot[2] = nothing;
+    queue->dots[0] = before != NULL ? queries_dot(state, before) : nothing;
+    queue->dots[1] = queue->dots[2] = nothing;
     if (next != NULL) {
-        queue->dot[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
-        queue->dot[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
+        queue->dots[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
+        queue->dots[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
     }
-    queue->now = 0;
-    queue->due = 0;
-    queue->steps = 2; /* to change over */
+    queue->at = dot_start(queue->dots, 3);
+    queue->due = queue->steps = 0;
     for (int i = 0; i < 3; i++) {
-        queue->at[i] = dot_start(&queue->dot[i]);
-        queue->steps += dot_steps(&queue->dot[i]);
+        queue->steps += dot_steps(&queue->dots[i]);
     }
 }
 
 static void drain_queue(const backward_state *state, const backward_task *before, backward_queue *queue)
 {
-    for (int i = 0; i < 3; i++) {
-        dot_finish(&queue->at[i]);
-    }
-    if (before == NULL || queue->dot[0].rows == 0 || queue->dot[0].add) {
+    dot_finish(&queue->at);
+    if (before == NULL || queue->dots[0].rows == 0 || queue->dots[0].add) {
         return;
     }
     float *dqt = state->dqt + before->panel * state->pad_qk * PANEL;
@@ -283,51 +278,65 @@ static void add_panels(const backward_state *state, const backward_tile *tile)
 
 /* ---- dV and dK ------------------------------------------------------------------------------------ */
 
-/* Adds `rows` rows of state->sums, `width` wide. */
-static void add_sums(const backward_state *state, float *out, int64_t token, int64_t rows, int64_t width)
+/* Adds `rows` rows of sums, `sum_row` apart, `dim` wide. */
+static void add_sums(float *out, int64_t token, const float *sums, int64_t sum_row, int64_t rows, int64_t dim)
 {
-    const vec_mask low = vec_between(0, (int32_t)width), high = vec_between(0, (int32_t)width - VEC_LANES);
-    for (int64_t i = 0; i < rows; i++) {
-        const float *sum = state->sums + i * PANEL;
-        float *at = out + i * token;
-        _mm512_mask_storeu_ps(at, low, vec_add(_mm512_maskz_loadu_ps(low, at), vec_load(sum)));
-        if (width > VEC_LANES) {
-            at += VEC_LANES;
-            _mm512_mask_storeu_ps(at, high,
-                                  vec_add(_mm512_maskz_loadu_ps(high, at), vec_load(sum + VEC_LANES)));
+    for (int64_t i = 0; i < rows; i++, out += token, sums += sum_row) {
+        for (int64_t d = 0; d < dim; d += VEC_LANES) {
+            const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, dim - d));
+            const vec sum = vec_add(_mm512_maskz_loadu_ps(real, out + d), vec_load(sums + d));
+            _mm512_mask_storeu_ps(out + d, real, sum);
         }
     }
 }
 
-/* out += W^T X for the block of keys at `key`: panels [from, to) see some of it. */
-static void add_block(const backward_state *state, const backward_tile *tile, int64_t key, int64_t from,
-                      int64_t to, const uint16_t *weights, const uint16_t *strips, float *out, int64_t token,
-                      int64_t dim)
+/* W^T X for the block of keys at `key`: panels [from, to) see some of it. */
+static attn__dot keys_dot(const backward_state *state, int64_t key, int64_t from, int64_t to,
+                          const uint16_t *weights, const uint16_t *strips, int64_t pad, float *c)
 {
-    const int64_t count = attn__min(BLOCK, tile->count - key);
-    for (int64_t d = 0; d < dim; d += PANEL) {
-        const attn__dot dot = {
-            .a = weights + key * state->lanes + attn__dot_place(0, from * PANEL, 0),
-            .a_band = BLOCK * state->lanes,
-            .a_part = state->tile_k * state->lanes,
-            .a_parts = state->weight_parts,
-            .b = strips + (d / PANEL * state->parts * state->lanes + from * PANEL) * PANEL,
-            .b_part = state->lanes * PANEL,
-            .b_parts = state->parts,
-            .c = state->sums,
-            .c_row = PANEL,
-            .rows = BLOCK,
-            .cols = PANEL,
-            .depth = (to - from) * PANEL,
-        };
-        dot_product(&dot);
-        add_sums(state, out + key * token + d, token, count, attn__min(PANEL, dim - d));
+    return (attn__dot){.a = weights + key * state->lanes + attn__dot_place(0, from * PANEL, 0),
+                       .a_band = BLOCK * state->lanes,
+                       .a_part = state->tile_k * state->lanes,
+                       .a_parts = state->weight_parts,
+                       .b = strips + from * PANEL * PANEL,
+                       .b_band = state->parts * state->lanes * PANEL,
+                       .b_part = state->lanes * PANEL,
+                       .b_parts = state->parts,
+                       .c = c,
+                       .c_row = pad,
+                       .rows = BLOCK,
+                       .cols = pad,
+                       .depth = (to - from) * PANEL};
+}
+
+/* dV and dK of a block of keys. */
+static void add_block(const backward_state *state, const backward_tile *tile, int64_t key, int64_t from,
+                      int64_t to)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__gradient_span *span = tile->span;
+    const int64_t count = attn__min(BLOCK, tile->count - key), qk = state->pad_qk, v = state->pad_v;
+    float *dk = state->sums, *dv = dk + BLOCK * qk;
+    attn__dot dots[2];
+    int products = 0;
+    if (tile->dv != NULL) {
+        dots[products++] = keys_dot(state, key, from, to, state->p, state->dout, v, dv);
+    }
+    if (tile->dk != NULL) {
+        dots[products++] = keys_dot(state, key, from, to, state->ds, state->q, qk, dk);
+    }
+    dot_cursor at = dot_start(dots, products);
+    dot_finish(&at);
+    if (tile->dv != NULL) {
+        add_sums(tile->dv + key * span->dv_token, span->dv_token, dv, v, count, g->dim_v);
+    }
+    if (tile->dk != NULL) {
+        add_sums(tile->dk + key * span->dk_token, span->dk_token, dk, qk, count, g->dim_qk);
     }
 }
 
 static void add_products(const backward_state *state, const backward_tile *tile)
 {
-    const attn__gradient *g = state->gradient;
     for (int64_t key = 0; key < tile->count; key += BLOCK) {
         int64_t from = state->panels, to = 0;
         for (int64_t panel = 0; panel < state->panels; panel++) {
@@ -337,13 +346,8 @@ static void add_products(const backward_state *state, const backward_tile *tile)
                 to = panel + 1;
             }
         }
-        if (from < to && tile->dv != NULL) {
-            add_block(state, tile, key, from, to, state->p, state->dout, tile->dv, tile->span->dv_token,
-                      g->dim_v);
-        }
-        if (from < to && tile->dk != NULL) {
-            add_block(state, tile, key, from, to, state->ds, state->q, tile->dk, tile->span->dk_token,
-                      g->dim_qk);
+        if (from < to) {
+            add_block(state, tile, key, from, to);
         }
     }
 }
