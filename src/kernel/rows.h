@@ -20,9 +20,9 @@ static inline const void *attn__element(const void *array, attn_dtype dtype, int
  *     C[rows][cols] (+)= sum of A_i[rows][depth] B_j[depth][cols] over the parts with i + j < 3
  *
  * Both lie in squares of 32 x 32, those along the depth side by side.  Element (row, k) of part i of A is
- * a[i * a_part + (row / 32) * a_band + (k / 32) * 1024 + (row % 32) * 32 + k % 32].  B has its depth in pairs:
- * (k, col) of part j is b[j * b_part + (col / 32) * b_band + (k / 2) * 64 + (col % 32) * 2 + k % 2].  Distances
- * in elements; rows % 16 = cols % 32 = depth % 32 = 0.
+ * a[i * a_part + (row / 32) * a_band + (k / 32) * 1024 + (row % 32) * 32 + k % 32].  B has its depth in
+ * pairs: (k, col) of part j is b[j * b_part + (col / 32) * b_band + (k / 2) * 64 + (col % 32) * 2 + k % 2].
+ * Distances in elements; rows % 16 = cols % 32 = depth % 32 = 0.
  */
 typedef struct attn__dot {
     const uint16_t *a, *b;

@@ -39,7 +39,8 @@ static void dot_end(void)
     _tile_release();
 }
 
-/* Pairs of parts in an order in which each shares an operand with the one before and the largest is the last. */
+/* Pairs of parts in an order in which each shares an operand with the one before and the largest is the last.
+ */
 enum { DOT_PAIRS = 6 };
 static const int dot_part_a[DOT_PAIRS] = {2, 1, 1, 0, 0, 0}, dot_part_b[DOT_PAIRS] = {0, 0, 1, 1, 2, 0};
 
@@ -88,15 +89,16 @@ static dot_cursor dot_start(const attn__dot *dots, int count)
 /* The steps of a product. */
 static int64_t dot_steps(const attn__dot *dot)
 {
-    return dot->rows == 0 ? 0 : __builtin_popcount(dot_pairs(dot)) * attn__ceil_div(dot->rows, 2 * TILE_ROWS) *
-           (dot->cols / (2 * TILE_ROWS)) * (dot->depth / TILE_DEPTH);
+    return dot->rows == 0 ? 0
+                          : __builtin_popcount(dot_pairs(dot)) * attn__ceil_div(dot->rows, 2 * TILE_ROWS) *
+                                (dot->cols / (2 * TILE_ROWS)) * (dot->depth / TILE_DEPTH);
 }
 
 /* Elements from the first row of at->full to the 17th. */
 #define DOT_BELOW(at) (TILE_ROWS * (int64_t)((at)->full_row / sizeof(float)))
 
 /* Tile t of C: what it held goes to memory, and it becomes 0 or what C holds. */
-#define DOT_TURN(t, offset, full_offset)                                                                                  \
+#define DOT_TURN(t, offset, full_offset)                                                                     \
     do {                                                                                                     \
         if (at->full != NULL && ((t) < 2 || at->full_two)) {                                                 \
             _tile_stored(t, at->full + (full_offset), at->full_row);                                         \
@@ -202,8 +204,8 @@ VEC_INLINE void dot_move(dot_cursor *at, bool two)
     at->b = dot->b + at->col / ATTN__SQUARE * dot->b_band;
 }
 
-/* One step; false if there was none left and all C are complete.  one: both operands of all products have one part.  Whoever takes single steps leaves the tiles
- * alone between them, and ends with dot_finish. */
+/* One step; false if there was none left and all C are complete.  one: both operands of all products have one
+ * part.  Whoever takes single steps leaves the tiles alone between them, and ends with dot_finish. */
 VEC_INLINE bool dot_step(const bool one, dot_cursor *at)
 {
     const attn__dot *dot = at->dot;

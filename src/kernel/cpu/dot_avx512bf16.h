@@ -94,8 +94,8 @@ static bool dot_step(bool one, dot_cursor *at)
         return false;
     }
     const attn__dot *dot = at->dot;
-    dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band), dot->b + at->col / ATTN__SQUARE * dot->b_band,
-             dot->c + at->row * dot->c_row + at->col);
+    dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band),
+             dot->b + at->col / ATTN__SQUARE * dot->b_band, dot->c + at->row * dot->c_row + at->col);
     at->col += 2 * VEC_LANES;
     if (at->col >= dot->cols) {
         at->col = 0;

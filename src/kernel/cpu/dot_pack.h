@@ -14,7 +14,6 @@
 
 enum { PAIR = 2, PAIR_LANES = PAIR * VEC_LANES };
 
-
 static int dot_parts_of(attn_dtype dtype)
 {
     return dtype == ATTN_BF16 ? 1 : dtype == ATTN_F16 ? 2 : 3;
@@ -26,12 +25,13 @@ VEC_INLINE vec dot_upper(vec x)
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-0x10000)));
 }
 
-/* The upper halves of x and y, interleaved. */
+/* The upper halves of x and y, interleaved.  One shuffle in place of a shift and a blend: shifts compete with
+ * FMAs for the one vector unit that is left for them while tiles are busy. */
 VEC_INLINE __m512i dot_interleave(vec x, vec y)
 {
-    const __mmask32 odd = 0xaaaaaaaa;
-    return _mm512_mask_blend_epi16(odd, _mm512_srli_epi32(_mm512_castps_si512(x), 16),
-                                   _mm512_castps_si512(y));
+    const __mmask64 even = 0x3333333333333333;
+    const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    return _mm512_mask_shuffle_epi8(_mm512_castps_si512(y), even, _mm512_castps_si512(x), down);
 }
 
 /* Parts of 16 columns of two rows of B: x at depth k, y at k + 1.  One part is rounded to nearest even, more

@@ -50,7 +50,7 @@ typedef struct backward_queue {
 
 /* Constants and the two vectors of queries of a panel. */
 typedef struct backward_lanes {
-    vec factor, scale, lse[2], delta[2];
+    vec factor, scale, lse[2], delta[2]; /* delta: scale * delta */
 } backward_lanes;
 
 /* One vector: scores become weights, dP becomes scale * dS.  The minimum cuts off what rounding says beyond
@@ -60,7 +60,8 @@ VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *s
 {
     const vec power = vec_fma(vec_load(scores), lanes->factor, vec_sub(vec_set(0.0f), lanes->lse[half]));
     *weight = flash_exp2(vec_min(vec_set(0.0f), power));
-    *slope = vec_mul(vec_mul(*weight, lanes->scale), vec_sub(vec_load(slopes), lanes->delta[half]));
+    *slope =
+        vec_mul(*weight, vec_fma(vec_load(slopes), lanes->scale, vec_sub(vec_set(0.0f), lanes->delta[half])));
 }
 
 /* Rows x and y of A as a row of B. */
@@ -75,8 +76,8 @@ VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
 
 /*
  * P or dS of two keys, x[key][half], as rows of A, `a` of the first, and if b is not NULL as a row of B too.
- * One part is rounded.  More are cut, and a row of them has queries of both halves in turn: 0, 16, 1, 17, ...,
- * which needs no permutation; the strips have the same order (turn_panel).
+ * One part is rounded.  More are cut, and a row of them has queries of both halves in turn: 0, 16, 1, 17,
+ * ..., which needs no permutation; the strips have the same order (turn_panel).
  */
 VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int64_t a_part, uint16_t *b,
                               int64_t b_part)
@@ -154,7 +155,8 @@ VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const 
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_load(lse), vec_load(lse + VEC_LANES)},
-                                  {vec_load(delta), vec_load(delta + VEC_LANES)}};
+                                  {vec_mul(vec_set(g->scale), vec_load(delta)),
+                                   vec_mul(vec_set(g->scale), vec_load(delta + VEC_LANES))}};
     for (int64_t j = task->begin; j < task->end; j += PAIR) {
         if (task->whole_from <= j && j + PAIR <= task->whole_to) {
             weigh_pair(parts, false, state, &lanes, task, position, j, queue);
@@ -398,7 +400,7 @@ static void add_cell(const backward_state *state, const backward_tile *tile, int
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_set(state->lse[i])},
-                                  {vec_set(state->delta[i])}};
+                                  {vec_set(g->scale * state->delta[i])}};
     float scores[VEC_LANES], slopes[VEC_LANES];
     vec weight, ds;
     vec_store(scores, vec_set(score));

@@ -11,12 +11,12 @@
 #include "kernel/cpu/dot_pack.h"
 
 enum {
-    TILE_Q = 512,             /* queries of a call, at most */
-    TILE_K = 256,             /* keys of a tile of one part, at most; half of that of more */
-    KEY_STEP = 32,            /* the depth of a tile product */
-    KEY_BYTES = 512 * 1024,   /* K and V^T of a tile, in L2 */
-    QUERY_BYTES = 640 * 1024, /* Q^T and O^T of a call, in L2 */
-    WEIGHT_PARTS = 3,         /* of P, unless the inputs are one part */
+    TILE_Q = 512,                         /* queries of a call, at most */
+    TILE_K = 256,                         /* keys of a tile of one part, at most; half of that of more */
+    KEY_STEP = 32,                        /* the depth of a tile product */
+    KEY_BYTES = 512 * 1024,               /* K and V^T of a tile, in L2 */
+    QUERY_BYTES = 640 * 1024,             /* Q^T and O^T of a call, in L2 */
+    WEIGHT_PARTS = 3,                     /* of P, unless the inputs are one part */
     SQUARE = ATTN__SQUARE * ATTN__SQUARE, /* elements from 32 of a row to the next */
 };
 
@@ -171,8 +171,8 @@ static void pack_keys(const dot_state *state, dot_tile *tile)
         const bool real = j < tile->count;
         const int64_t at = (tile->first + j - span->first) * span->k_token;
         uint16_t *to = state->k + attn__dot_place(j, 0, KEY_STEP * depth);
-        dot_pack_row(to, part, SQUARE, real ? attn__element(span->k, block->dtype, at) : state->wide, block->dtype,
-                     span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
+        dot_pack_row(to, part, SQUARE, real ? attn__element(span->k, block->dtype, at) : state->wide,
+                     block->dtype, span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
         tile->key_odd[j] = state->parts > 1 && !finite_row(to, SQUARE, depth);
         tile->odd_k = tile->odd_k || tile->key_odd[j];
     }
