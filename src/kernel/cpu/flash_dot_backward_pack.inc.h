@@ -12,7 +12,7 @@ enum {
     BACK_Q = 256,                   /* queries of a call, at most */
     BACK_K = 128,                   /* keys of a tile, at most */
     BACK_QUERY_BYTES = 1024 * 1024, /* packed queries of a call, and their dQ */
-    BACK_KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
+    BACK_KEY_BYTES = 160 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024,      /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
