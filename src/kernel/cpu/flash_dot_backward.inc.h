@@ -438,26 +438,6 @@ static void add_cells(const backward_state *state, const backward_tile *tile)
 
 /* ---- one call -------------------------------------------------------------------------------------- */
 
-/* dQ += dQ^T, turned 16 x 16 at a time. */
-static void write_queries(const backward_state *state)
-{
-    const attn__gradient *g = state->gradient;
-    float square[VEC_LANES * VEC_LANES];
-    for (int64_t row = 0; row < g->count && g->dq != NULL; row += VEC_LANES) {
-        const int64_t rows = attn__min(VEC_LANES, g->count - row);
-        const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
-        for (int64_t d = 0; d < g->dim_qk; d += VEC_LANES) {
-            const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, g->dim_qk - d));
-            float *to = g->dq + row * g->dq_token + d;
-            dot_transpose((void *)square, PAIR_LANES, (const void *)(from + d * PANEL), PAIR * PANEL);
-            for (int64_t i = 0; i < rows; i++, to += g->dq_token) {
-                const vec sum = vec_add(_mm512_maskz_loadu_ps(real, to), vec_load(square + i * VEC_LANES));
-                _mm512_mask_storeu_ps(to, real, sum);
-            }
-        }
-    }
-}
-
 static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
                      int64_t count)
 {

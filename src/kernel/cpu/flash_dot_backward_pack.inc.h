@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * flash_dot_backward_pack.inc.h - the scratch of flash_dot_backward.inc.h, which includes it, and the
- * operands in it: Q and dO both ways, K both ways, V.
+ * operands in it: Q and dO both ways, K both ways, V; and the way back of dQ.
  *
  * METHOD.  As flash_dot_pack.inc.h: rows are cut into parts, which are interleaved in pairs and transposed.
  *
@@ -222,4 +222,24 @@ static bool pack_tile(const backward_state *state, const backward_tile *tile)
     turn_keys(state, rows);
     return finite_row(state->k, PAIR_LANES, rows * state->pad_qk) &&
            finite_row(state->v, PAIR_LANES, rows * state->pad_v);
+}
+
+/* dQ += dQ^T, turned 16 x 16 at a time. */
+static void write_queries(const backward_state *state)
+{
+    const attn__gradient *g = state->gradient;
+    float square[VEC_LANES * VEC_LANES];
+    for (int64_t row = 0; row < g->count && g->dq != NULL; row += VEC_LANES) {
+        const int64_t rows = attn__min(VEC_LANES, g->count - row);
+        const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
+        for (int64_t d = 0; d < g->dim_qk; d += VEC_LANES) {
+            const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, g->dim_qk - d));
+            float *to = g->dq + row * g->dq_token + d;
+            dot_transpose((void *)square, PAIR_LANES, (const void *)(from + d * PANEL), PAIR * PANEL);
+            for (int64_t i = 0; i < rows; i++, to += g->dq_token) {
+                const vec sum = vec_add(_mm512_maskz_loadu_ps(real, to), vec_load(square + i * VEC_LANES));
+                _mm512_mask_storeu_ps(to, real, sum);
+            }
+        }
+    }
 }
