@@ -57,13 +57,13 @@ static double put(uint16_t *parts, int64_t at, int64_t part, int count, uint64_t
 static operand make_a(attn__dot *dot, uint64_t *seed)
 {
     operand a = {.value = attn__alloc_array(dot->rows * dot->depth, sizeof(double))};
-    dot->a_row = dot->depth + 32 * check_between(seed, 0, 2);
-    dot->a_part = (dot->rows - 1) * dot->a_row + dot->depth + GAP;
+    dot->a_band = ATTN__SQUARE * (dot->depth + ATTN__SQUARE * check_between(seed, 0, 2));
+    dot->a_part = attn__dot_place(dot->rows - 1, dot->depth - 1, dot->a_band) + 1 + GAP;
     check_buffer_open(&a.parts, sizeof(uint16_t) * (size_t)(dot->a_parts * dot->a_part - GAP), 2, true);
     for (int64_t i = 0; i < dot->rows; i++) {
         for (int64_t k = 0; k < dot->depth; k++) {
             a.value[i * dot->depth + k] =
-                put(a.parts.data, i * dot->a_row + k, dot->a_part, dot->a_parts, seed);
+                put(a.parts.data, attn__dot_place(i, k, dot->a_band), dot->a_part, dot->a_parts, seed);
         }
     }
     dot->a = a.parts.data;
@@ -73,13 +73,15 @@ static operand make_a(attn__dot *dot, uint64_t *seed)
 static operand make_b(attn__dot *dot, uint64_t *seed)
 {
     operand b = {.value = attn__alloc_array(dot->depth * dot->cols, sizeof(double))};
-    dot->b_row = 2 * dot->cols + 32 * check_between(seed, 0, 2);
-    dot->b_part = (dot->depth / 2 - 1) * dot->b_row + 2 * dot->cols + GAP;
+    dot->b_band = ATTN__SQUARE * (dot->depth + ATTN__SQUARE * check_between(seed, 0, 2));
+    dot->b_part = (dot->cols / ATTN__SQUARE - 1) * dot->b_band + dot->depth * ATTN__SQUARE + GAP;
     check_buffer_open(&b.parts, sizeof(uint16_t) * (size_t)(dot->b_parts * dot->b_part - GAP), 2, true);
     for (int64_t k = 0; k < dot->depth; k++) {
         for (int64_t j = 0; j < dot->cols; j++) {
             b.value[k * dot->cols + j] =
-                put(b.parts.data, k / 2 * dot->b_row + 2 * j + k % 2, dot->b_part, dot->b_parts, seed);
+                put(b.parts.data,
+                    j / ATTN__SQUARE * dot->b_band + k / 2 * 2 * ATTN__SQUARE + j % ATTN__SQUARE * 2 + k % 2,
+                    dot->b_part, dot->b_parts, seed);
         }
     }
     dot->b = b.parts.data;

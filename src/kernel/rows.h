@@ -19,18 +19,29 @@ static inline const void *attn__element(const void *array, attn_dtype dtype, int
  *
  *     C[rows][cols] (+)= sum of A_i[rows][depth] B_j[depth][cols] over the parts with i + j < 3
  *
- * B has its depth in pairs: element (k, col) of part j is b[j * b_part + (k / 2) * b_row + 2 * col + k % 2].
+ * Both lie in squares of 32 x 32, those along the depth side by side.  Element (row, k) of part i of A is
+ * a[i * a_part + (row / 32) * a_band + (k / 32) * 1024 + (row % 32) * 32 + k % 32].  B has its depth in
+ * pairs: (k, col) of part j is b[j * b_part + (col / 32) * b_band + (k / 2) * 64 + (col % 32) * 2 + k % 2].
  * Distances in elements; rows % 16 = cols % 32 = depth % 32 = 0.
  */
 typedef struct attn__dot {
     const uint16_t *a, *b;
-    int64_t a_row, a_part, b_row, b_part;
+    int64_t a_band, a_part, b_band, b_part;
     int a_parts, b_parts; /* 1 to 3 */
     float *c;
     int64_t c_row;
     int64_t rows, cols, depth;
     bool add; /* to what C holds */
 } attn__dot;
+
+enum { ATTN__SQUARE = 32 };
+
+/* Where element (row, k) of a part of A lies. */
+static inline int64_t attn__dot_place(int64_t row, int64_t k, int64_t a_band)
+{
+    return row / ATTN__SQUARE * a_band + k / ATTN__SQUARE * ATTN__SQUARE * ATTN__SQUARE +
+           row % ATTN__SQUARE * ATTN__SQUARE + k % ATTN__SQUARE;
+}
 
 /* Pieces of one instance of the flash template; all NULL where the build has no such instance. */
 typedef struct attn__probe {

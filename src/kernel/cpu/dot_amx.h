@@ -4,8 +4,8 @@
  *
  * METHOD.  2 x 2 tiles of C, 32 x 32 sums, stay in registers while the depth goes by 32 at a time: 4 tiles
  * are loaded for 4 products.  The parts of x are x cut after each 8 bits (Henry, Tang & Heinecke, ARITH 2019,
- * arXiv 1904.06376); pairs of small parts are summed first, so that what is rounded away is small against C:
- * along the depth together, which takes 6 operand loads for 5 pairs and memory through the caches once.
+ * arXiv 1904.06376).  All pairs of parts at one depth come together, each with an operand of the pair before:
+ * 7 operand loads for 6 pairs, and memory goes through the caches once.
  *
  * ROUNDING.  A tile product sums its 16 even and its 16 odd terms apart, by FMA in fp32, then adds both to C
  * (Intel SDM, TDPBF16PS).  Subnormal inputs and results count as 0.
@@ -18,6 +18,9 @@
 #define ATTN_DOT_AMX_H
 
 enum { DOT_PARTS = 3, TILE_ROWS = 16, TILE_DEPTH = 32 };
+
+/* Bytes from one row to the next in the squares of A, and of B. */
+enum { DOT_A_ROW = sizeof(uint16_t) * ATTN__SQUARE, DOT_B_ROW = 2 * DOT_A_ROW };
 
 /* Some compilers do not know that tile loads read memory: what they read must be there. */
 #define DOT_FENCE() __asm__ volatile("" ::: "memory")
@@ -36,55 +39,69 @@ static void dot_end(void)
     _tile_release();
 }
 
-/* Pairs of parts in an order in which each shares an operand with the one before; all but the last are small.
+/* Pairs of parts in an order in which each shares an operand with the one before and the largest is the last.
  */
-enum { DOT_PAIRS = 6, DOT_LAST = DOT_PAIRS - 1 };
-static const int dot_part_a[DOT_PAIRS] = {0, 0, 1, 1, 2, 0}, dot_part_b[DOT_PAIRS] = {2, 1, 1, 0, 0, 0};
+enum { DOT_PAIRS = 6 };
+static const int dot_part_a[DOT_PAIRS] = {2, 1, 1, 0, 0, 0}, dot_part_b[DOT_PAIRS] = {0, 0, 1, 1, 2, 0};
 
-/* How far a product has come: the next step is one pair of parts, 32 deep, for up to 2 x 2 tiles of C. */
+/* The pairs that a product has, as bits. */
+VEC_INLINE unsigned dot_pairs(const attn__dot *dot)
+{
+    static const unsigned of_a[DOT_PARTS] = {0x38, 0x3e, 0x3f}, of_b[DOT_PARTS] = {0x23, 0x2f, 0x3f};
+    return of_a[dot->a_parts - 1] & of_b[dot->b_parts - 1];
+}
+
+/* How far a list of products has come: the next step is one pair of parts, 32 deep, for up to 2 x 2 tiles of
+ * C. */
 typedef struct dot_cursor {
-    const attn__dot *dot;
-    int64_t row, col, k; /* row >= dot->rows: done */
-    int pair;
-    bool last;          /* the small pairs are done */
-    int held_a, held_b; /* parts in tiles 4 to 7, or -1 */
-    float *full;        /* C of the block before, still in tiles 0 to 3, or NULL */
+    const attn__dot *dot, *end;
+    int64_t row, col, k;
+    const uint16_t *a, *b; /* the first parts at row, col and k */
+    unsigned left;         /* the pairs that this depth still needs */
+    int held_a, held_b;    /* parts in tiles 4 to 7, or -1 */
+    float *full;           /* C of the block before, still in tiles 0 to 3, or NULL */
+    size_t full_row;       /* bytes */
     bool full_two;
 } dot_cursor;
 
-/* The first pair from `pair` on that the product has; every product has the last. */
-static int dot_pair_from(const attn__dot *dot, int pair)
+/* Goes to the begin of at->dot, or of the next that is not empty. */
+static void dot_enter(dot_cursor *at)
 {
-    while (pair < DOT_LAST && (dot_part_a[pair] >= dot->a_parts || dot_part_b[pair] >= dot->b_parts)) {
-        pair++;
+    while (at->dot < at->end && at->dot->rows == 0) {
+        at->dot++;
     }
-    return pair;
+    if (at->dot < at->end) {
+        at->row = at->col = at->k = 0;
+        at->a = at->dot->a, at->b = at->dot->b;
+        at->left = dot_pairs(at->dot);
+    }
 }
 
-/* What the product reads must have been written before. */
-static dot_cursor dot_start(const attn__dot *dot)
+/* What the products read must have been written before, and by none of them. */
+static dot_cursor dot_start(const attn__dot *dots, int count)
 {
+    dot_cursor at = {.dot = dots, .end = dots + count, .held_a = -1, .held_b = -1};
     DOT_FENCE();
-    const int pair = dot_pair_from(dot, 0);
-    return (dot_cursor){.dot = dot, .pair = pair, .last = pair == DOT_LAST, .held_a = -1, .held_b = -1};
+    dot_enter(&at);
+    return at;
 }
 
 /* The steps of a product. */
 static int64_t dot_steps(const attn__dot *dot)
 {
-    int64_t pairs = 0;
-    for (int pair = 0; pair < DOT_PAIRS; pair++) {
-        pairs += dot_part_a[pair] < dot->a_parts && dot_part_b[pair] < dot->b_parts;
-    }
-    return pairs * attn__ceil_div(dot->rows, 2 * TILE_ROWS) * (dot->cols / (2 * TILE_ROWS)) *
-           (dot->depth / TILE_DEPTH);
+    return dot->rows == 0 ? 0
+                          : __builtin_popcount(dot_pairs(dot)) * attn__ceil_div(dot->rows, 2 * TILE_ROWS) *
+                                (dot->cols / (2 * TILE_ROWS)) * (dot->depth / TILE_DEPTH);
 }
 
+/* Elements from the first row of at->full to the 17th. */
+#define DOT_BELOW(at) (TILE_ROWS * (int64_t)((at)->full_row / sizeof(float)))
+
 /* Tile t of C: what it held goes to memory, and it becomes 0 or what C holds. */
-#define DOT_TURN(t, offset)                                                                                  \
+#define DOT_TURN(t, offset, full_offset)                                                                     \
     do {                                                                                                     \
         if (at->full != NULL && ((t) < 2 || at->full_two)) {                                                 \
-            _tile_stored(t, at->full + (offset), c_row);                                                     \
+            _tile_stored(t, at->full + (full_offset), at->full_row);                                         \
         }                                                                                                    \
         if (!dot->add) {                                                                                     \
             _tile_zero(t);                                                                                   \
@@ -93,30 +110,29 @@ static int64_t dot_steps(const attn__dot *dot)
         }                                                                                                    \
     } while (0)
 
-/* The first step of a block.  The block before leaves its tiles one by one, as late as can be, so that
- * products go on meanwhile. */
+/* The first step of a block.  The block before, of this product or the one before, leaves its tiles one
+ * by one, as late as can be, so that products go on meanwhile. */
 VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
 {
     const attn__dot *dot = at->dot;
-    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
     const size_t c_row = sizeof *dot->c * (size_t)dot->c_row;
-    const int64_t below = TILE_ROWS * dot->c_row;
+    const int64_t below = TILE_ROWS * dot->c_row, full_below = DOT_BELOW(at);
     float *c = dot->c + at->row * dot->c_row + at->col;
-    _tile_loadd(4, a, a_row);
-    _tile_loadd(6, b, b_row);
-    DOT_TURN(0, 0);
+    _tile_loadd(4, a, DOT_A_ROW);
+    _tile_loadd(6, b, DOT_B_ROW);
+    DOT_TURN(0, 0, 0);
     _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + TILE_DEPTH, b_row);
-    DOT_TURN(1, TILE_ROWS);
+    _tile_loadd(7, b + TILE_DEPTH, DOT_B_ROW);
+    DOT_TURN(1, TILE_ROWS, TILE_ROWS);
     _tile_dpbf16ps(1, 4, 7);
     if (two) {
-        _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+        _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
     }
-    DOT_TURN(2, below);
+    DOT_TURN(2, below, full_below);
     if (two) {
         _tile_dpbf16ps(2, 5, 6);
     }
-    DOT_TURN(3, below + TILE_ROWS);
+    DOT_TURN(3, below + TILE_ROWS, full_below + TILE_ROWS);
     if (two) {
         _tile_dpbf16ps(3, 5, 7);
     }
@@ -129,109 +145,113 @@ static void dot_empty(dot_cursor *at)
     if (at->full == NULL) {
         return;
     }
-    const size_t c_row = sizeof *at->full * (size_t)at->dot->c_row;
-    float *below = at->full + TILE_ROWS * at->dot->c_row;
-    _tile_stored(0, at->full, c_row);
-    _tile_stored(1, at->full + TILE_ROWS, c_row);
+    float *below = at->full + DOT_BELOW(at);
+    _tile_stored(0, at->full, at->full_row);
+    _tile_stored(1, at->full + TILE_ROWS, at->full_row);
     if (at->full_two) {
-        _tile_stored(2, below, c_row);
-        _tile_stored(3, below + TILE_ROWS, c_row);
+        _tile_stored(2, below, at->full_row);
+        _tile_stored(3, below + TILE_ROWS, at->full_row);
     }
     at->full = NULL;
 }
 
 /* Any other step. */
-VEC_INLINE void dot_go_on(const dot_cursor *at, const uint16_t *a, const uint16_t *b, bool two)
+VEC_INLINE void dot_go_on(bool new_a, bool new_b, const uint16_t *a, const uint16_t *b, bool two)
 {
-    const attn__dot *dot = at->dot;
-    const size_t a_row = sizeof *a * (size_t)dot->a_row, b_row = sizeof *b * (size_t)dot->b_row;
-    if (dot_part_a[at->pair] != at->held_a) {
-        _tile_loadd(4, a, a_row);
+    if (new_a) {
+        _tile_loadd(4, a, DOT_A_ROW);
     }
-    if (dot_part_b[at->pair] != at->held_b) {
-        _tile_loadd(6, b, b_row);
-        _tile_loadd(7, b + TILE_DEPTH, b_row);
+    if (new_b) {
+        _tile_loadd(6, b, DOT_B_ROW);
+        _tile_loadd(7, b + TILE_DEPTH, DOT_B_ROW);
     }
     _tile_dpbf16ps(0, 4, 6);
     _tile_dpbf16ps(1, 4, 7);
     if (two) {
-        if (dot_part_a[at->pair] != at->held_a) {
-            _tile_loadd(5, a + TILE_ROWS * dot->a_row, a_row);
+        if (new_a) {
+            _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
         }
         _tile_dpbf16ps(2, 5, 6);
         _tile_dpbf16ps(3, 5, 7);
     }
 }
 
-/* After a step: the next pair at this depth, the next depth, the last pair from depth 0 on, the next block.
- */
+/* After the last pair of a depth: the next depth, the next block, or the next product. */
 VEC_INLINE void dot_move(dot_cursor *at, bool two)
 {
     const attn__dot *dot = at->dot;
-    at->held_a = dot_part_a[at->pair];
-    at->held_b = dot_part_b[at->pair];
-    if (at->pair != DOT_LAST) {
-        at->pair = dot_pair_from(dot, at->pair + 1);
-        if (at->pair != DOT_LAST) {
-            return;
-        }
-    }
-    at->held_a = at->held_b = -1;
     at->k += TILE_DEPTH;
     if (at->k < dot->depth) {
-        at->pair = at->last ? DOT_LAST : dot_pair_from(dot, 0);
+        at->a += ATTN__SQUARE * ATTN__SQUARE;
+        at->b += ATTN__SQUARE * ATTN__SQUARE;
         return;
     }
-    at->k = 0;
-    at->pair = DOT_LAST;
-    if (!at->last) {
-        at->last = true;
-        return;
-    }
-    at->pair = dot_pair_from(dot, 0);
-    at->last = at->pair == DOT_LAST;
     at->full = dot->c + at->row * dot->c_row + at->col;
+    at->full_row = sizeof *at->full * (size_t)dot->c_row;
     at->full_two = two;
+    at->k = 0;
     at->col += 2 * TILE_ROWS;
     if (at->col >= dot->cols) {
         at->col = 0;
         at->row += 2 * TILE_ROWS;
+        if (at->row >= dot->rows) {
+            at->dot++;
+            dot_enter(at);
+            return;
+        }
     }
+    at->a = dot->a + at->row / ATTN__SQUARE * dot->a_band;
+    at->b = dot->b + at->col / ATTN__SQUARE * dot->b_band;
 }
 
-/* One step; false if there was none left and C is complete.  Whoever takes single steps leaves the tiles
- * alone between them, and ends with dot_finish. */
-VEC_INLINE bool dot_step(dot_cursor *at)
+/* One step; false if there was none left and all C are complete.  one: both operands of all products have one
+ * part.  Whoever takes single steps leaves the tiles alone between them, and ends with dot_finish. */
+VEC_INLINE bool dot_step(const bool one, dot_cursor *at)
 {
     const attn__dot *dot = at->dot;
-    if (at->row >= dot->rows) {
+    if (dot == at->end) {
         dot_empty(at);
         return false;
     }
     const bool two = dot->rows - at->row > TILE_ROWS;
-    const uint16_t *a = dot->a + dot_part_a[at->pair] * dot->a_part + at->row * dot->a_row + at->k;
-    const uint16_t *b = dot->b + dot_part_b[at->pair] * dot->b_part + at->k / 2 * dot->b_row + 2 * at->col;
-    if (at->k == 0 && at->pair == dot_pair_from(dot, 0)) {
+    if (one) {
+        if (at->k == 0) {
+            dot_begin_block(at, at->a, at->b, two);
+        } else {
+            dot_go_on(true, true, at->a, at->b, two);
+        }
+        dot_move(at, two);
+        return true;
+    }
+    const int pair = __builtin_ctz(at->left), part_a = dot_part_a[pair], part_b = dot_part_b[pair];
+    const uint16_t *a = at->a + part_a * dot->a_part, *b = at->b + part_b * dot->b_part;
+    if (at->k == 0 && at->held_a < 0) {
         dot_begin_block(at, a, b, two);
     } else {
-        dot_go_on(at, a, b, two);
+        dot_go_on(part_a != at->held_a, part_b != at->held_b, a, b, two);
     }
-    dot_move(at, two);
+    at->held_a = part_a, at->held_b = part_b;
+    at->left &= at->left - 1;
+    if (at->left == 0) {
+        at->left = dot_pairs(dot);
+        at->held_a = at->held_b = -1;
+        dot_move(at, two);
+    }
     return true;
 }
 
-/* What is left of a product. */
+/* What is left of the products. */
 static void dot_finish(dot_cursor *at)
 {
     DOT_FENCE();
-    while (dot_step(at)) {
+    while (dot_step(false, at)) {
     }
     DOT_FENCE();
 }
 
 static void dot_product(const attn__dot *dot)
 {
-    dot_cursor at = dot_start(dot);
+    dot_cursor at = dot_start(dot, 1);
     dot_finish(&at);
 }
 

@@ -37,11 +37,11 @@ VEC_INLINE void dot_parts(const attn__dot *dot, const uint16_t *a, const uint16_
         const __m512bh b1 = (__m512bh)_mm512_loadu_si512(b + 2 * VEC_LANES);
         FLASH_UNROLL
         for (int i = 0; i < DOT_ROWS; i++) {
-            const __m512bh x = dot_pair(a + i * dot->a_row + k);
+            const __m512bh x = dot_pair(a + attn__dot_place(i, k, 0));
             acc[i][0] = _mm512_dpbf16_ps(acc[i][0], x, b0);
             acc[i][1] = _mm512_dpbf16_ps(acc[i][1], x, b1);
         }
-        b += dot->b_row;
+        b += 2 * ATTN__SQUARE;
     }
 }
 
@@ -65,15 +65,15 @@ static void dot_rows(const attn__dot *dot, const uint16_t *a, const uint16_t *b,
     }
 }
 
-/* How far a product has come: a step is 8 rows by 2 vectors. */
+/* How far a list of products has come: a step is 8 rows by 2 vectors. */
 typedef struct dot_cursor {
-    const attn__dot *dot;
-    int64_t row, col; /* row >= dot->rows: done */
+    const attn__dot *dot, *end;
+    int64_t row, col;
 } dot_cursor;
 
-static dot_cursor dot_start(const attn__dot *dot)
+static dot_cursor dot_start(const attn__dot *dots, int count)
 {
-    return (dot_cursor){.dot = dot};
+    return (dot_cursor){.dot = dots, .end = dots + count};
 }
 
 /* The steps of a product. */
@@ -82,15 +82,20 @@ static int64_t dot_steps(const attn__dot *dot)
     return dot->rows / DOT_ROWS * (dot->cols / (2 * VEC_LANES));
 }
 
-/* One step; false if there was none left. */
-static bool dot_step(dot_cursor *at)
+/* One step; false if there was none left.  `one` as in dot_amx.h. */
+static bool dot_step(bool one, dot_cursor *at)
 {
-    const attn__dot *dot = at->dot;
-    if (at->row >= dot->rows) {
+    (void)one;
+    while (at->dot < at->end && at->row >= at->dot->rows) {
+        at->dot++;
+        at->row = 0;
+    }
+    if (at->dot == at->end) {
         return false;
     }
-    dot_rows(dot, dot->a + at->row * dot->a_row, dot->b + 2 * at->col,
-             dot->c + at->row * dot->c_row + at->col);
+    const attn__dot *dot = at->dot;
+    dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band),
+             dot->b + at->col / ATTN__SQUARE * dot->b_band, dot->c + at->row * dot->c_row + at->col);
     at->col += 2 * VEC_LANES;
     if (at->col >= dot->cols) {
         at->col = 0;
@@ -99,16 +104,16 @@ static bool dot_step(dot_cursor *at)
     return true;
 }
 
-/* What is left of a product. */
+/* What is left of the products. */
 static void dot_finish(dot_cursor *at)
 {
-    while (dot_step(at)) {
+    while (dot_step(false, at)) {
     }
 }
 
 static void dot_product(const attn__dot *dot)
 {
-    dot_cursor at = dot_start(dot);
+    dot_cursor at = dot_start(dot, 1);
     dot_finish(&at);
 }
 

@@ -25,12 +25,13 @@ VEC_INLINE vec dot_upper(vec x)
     return _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), _mm512_set1_epi32(-0x10000)));
 }
 
-/* The upper halves of x and y, interleaved. */
+/* The upper halves of x and y, interleaved.  One shuffle in place of a shift and a blend: shifts compete with
+ * FMAs for the one vector unit that is left for them while tiles are busy. */
 VEC_INLINE __m512i dot_interleave(vec x, vec y)
 {
-    const __mmask32 odd = 0xaaaaaaaa;
-    return _mm512_mask_blend_epi16(odd, _mm512_srli_epi32(_mm512_castps_si512(x), 16),
-                                   _mm512_castps_si512(y));
+    const __mmask64 even = 0x3333333333333333;
+    const __m512i down = _mm512_set4_epi32(0x0f0e0f0e, 0x0b0a0b0a, 0x07060706, 0x03020302);
+    return _mm512_mask_shuffle_epi8(_mm512_castps_si512(y), even, _mm512_castps_si512(x), down);
 }
 
 /* Parts of 16 columns of two rows of B: x at depth k, y at k + 1.  One part is rounded to nearest even, more
@@ -66,27 +67,13 @@ VEC_INLINE __m512i dot_upper_row(vec x, vec y)
     return _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
 }
 
-/* The parts of 32 fp32 as rows of A: one is rounded, more are cut, as in dot_store_pairs. */
-VEC_INLINE void dot_cut(const int parts, __m512i *row, vec x, vec y)
-{
-    if (parts == 1) {
-        row[0] = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-        return;
-    }
-    FLASH_UNROLL
-    for (int i = 0; i < parts; i++) {
-        row[i] = dot_upper_row(x, y);
-        x = vec_sub(x, dot_upper(x));
-        y = vec_sub(y, dot_upper(y));
-    }
-}
-
-/* The parts of `count` dense fp32, as rows a, a + a_part, ...; zeros up to `padded`, a multiple of 32. */
-static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float *x, int64_t count,
-                      int64_t padded)
+/* The parts of `count` dense fp32 as rows at a, a + a_part, ..., each 32 elements `step` after the 32 before;
+ * zeros up to `padded`, a multiple of 32. */
+static void dot_split(const int parts, uint16_t *a, int64_t a_part, int64_t step, const float *x,
+                      int64_t count, int64_t padded)
 {
     const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
-    for (int64_t d = 0; d < padded; d += PAIR_LANES) {
+    for (int64_t d = 0; d < padded; d += PAIR_LANES, a += step) {
         vec rest[2];
         vec_mask finite[2];
         FLASH_UNROLL
@@ -95,7 +82,7 @@ static void dot_split(const int parts, uint16_t *a, int64_t a_part, const float 
             finite[half] = _mm512_cmp_ps_mask(_mm512_abs_ps(rest[half]), most, _CMP_LE_OQ);
         }
         for (int i = 0; i < parts; i++) {
-            _mm512_storeu_si512(a + i * a_part + d, dot_upper_row(rest[0], rest[1]));
+            _mm512_storeu_si512(a + i * a_part, dot_upper_row(rest[0], rest[1]));
             rest[0] = vec_select(finite[0], vec_sub(rest[0], dot_upper(rest[0])), zero);
             rest[1] = vec_select(finite[1], vec_sub(rest[1], dot_upper(rest[1])), zero);
         }
@@ -114,25 +101,25 @@ static const float *dot_dense_row(float *copy, const void *src, int64_t at, attn
 }
 
 /*
- * One row of A: the parts of `count` elements of dtype, `stride` apart; zeros up to `padded`, a multiple of
- * 32.  wide has room for count fp32.
+ * One row: the parts of `count` elements of dtype, `stride` apart, as dot_split lays them out.  wide has room
+ * for count fp32.
  */
-static void dot_pack_row(uint16_t *a, int64_t a_part, const void *src, attn_dtype dtype, int64_t stride,
-                         int64_t count, int64_t padded, float *wide)
+static void dot_pack_row(uint16_t *a, int64_t a_part, int64_t step, const void *src, attn_dtype dtype,
+                         int64_t stride, int64_t count, int64_t padded, float *wide)
 {
     const uint16_t *from = src;
     if (dtype != ATTN_BF16) {
         const float *row = dot_dense_row(wide, src, 0, dtype, stride, count);
-        dot_split(dot_parts_of(dtype), a, a_part, row, count, padded);
+        dot_split(dot_parts_of(dtype), a, a_part, step, row, count, padded);
         return;
     }
-    for (int64_t d = 0; d < padded && stride == 1; d += PAIR_LANES) {
+    for (int64_t d = 0; d < padded && stride == 1; d += PAIR_LANES, a += step) {
         const int64_t left = attn__min(attn__max(count - d, 0), PAIR_LANES);
         const __mmask32 real = (__mmask32)(((uint64_t)1 << left) - 1);
-        _mm512_storeu_si512(a + d, _mm512_maskz_loadu_epi16(real, from + d));
+        _mm512_storeu_si512(a, _mm512_maskz_loadu_epi16(real, from + d));
     }
     for (int64_t d = 0; d < padded && stride != 1; d++) {
-        a[d] = d < count ? from[d * stride] : 0;
+        a[d / PAIR_LANES * step + d % PAIR_LANES] = d < count ? from[d * stride] : 0;
     }
 }
 

@@ -30,16 +30,32 @@ enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) }; /* bytes */
 
 /* ---- exp2 ---------------------------------------------------------------------------------------- */
 
+#ifndef VEC_POWERS
+/* x less the nearest integer n: adding 1.5 * 2^23 rounds x to it, and 127 more puts the biased exponent in
+ * the low bits of *t. */
+VEC_INLINE vec vec_fraction(vec x, vec *t)
+{
+    const vec magic = vec_set(0x1.8p23f + 127.0f);
+    *t = vec_add(x, magic);
+    return vec_sub(x, vec_sub(*t, magic));
+}
+
+/* p * 2^n, but 0 for x < -126.  A product, not an integer addition to the exponent: that would turn some NaNs
+ * into numbers. */
+VEC_INLINE vec vec_times_power(vec p, vec t, vec x)
+{
+    return vec_select(vec_less(x, vec_set(-126.0f)), vec_set(0.0f), vec_mul(p, vec_exponent(t)));
+}
+#endif
+
 /*
- * 2^x for x <= 127: 0 below -126, exactly 1 at 0, NaN for NaN.  x = n + f with |f| <= 1/2; adding 1.5 * 2^23
- * rounds x to the integer n, and 127 more puts the biased exponent in the low bits.  2^f = 1 + f * p(f),
- * nearly minimax with fp32 coefficients, off by 7.1e-9; 1.18 * 2^-24 in all (docs/exp.md).
+ * 2^x for x <= 127: 0 below -126, exactly 1 at 0, NaN for NaN.  x = n + f with |f| <= 1/2.  2^f = 1 + f *
+ * p(f), nearly minimax with fp32 coefficients, off by 7.1e-9; 1.18 * 2^-24 in all (docs/exp.md).
  */
 VEC_INLINE vec flash_exp2(vec x)
 {
-    const vec magic = vec_set(0x1.8p23f + 127.0f);
-    vec t = vec_add(x, magic);
-    vec f = vec_sub(x, vec_sub(t, magic));
+    vec n;
+    const vec f = vec_fraction(x, &n);
     vec p = vec_set(0x1.4c13e0p-13f);
     p = vec_fma(p, f, vec_set(0x1.5fbfd0p-10f));
     p = vec_fma(p, f, vec_set(0x1.3b21c8p-7f));
@@ -47,8 +63,7 @@ VEC_INLINE vec flash_exp2(vec x)
     p = vec_fma(p, f, vec_set(0x1.ebfbe6p-3f));
     p = vec_fma(p, f, vec_set(0x1.62e432p-1f));
     p = vec_fma(p, f, vec_set(1.0f));
-    /* A product, not an integer addition to the exponent: that would turn some NaNs into numbers. */
-    return vec_select(vec_less(x, vec_set(-126.0f)), vec_set(0.0f), vec_mul(p, vec_exponent(t)));
+    return vec_times_power(p, n, x);
 }
 
 /* ---- scratch and rows --------------------------------------------------------------------------- */

@@ -48,10 +48,25 @@ typedef struct dot_task {
 
 /* What the tiles do beside the vectors: V^T P^T of the panel before, then the scores of the next. */
 typedef struct dot_queue {
-    dot_cursor at[2];
-    int now;
-    int64_t steps;
+    attn__dot dots[2];
+    dot_cursor at;
+    int64_t steps, due; /* due: steps * shares so far - shares of the task * steps taken */
 } dot_queue;
+
+enum {
+    RAISE_KEYS = 16, /* keys whose maximum is a share of the task: the weights of two are */
+    SHARES_OF_32 = 32 / RAISE_KEYS + 32 / PAIR, /* of 32 keys */
+    SLACK = 8,                                  /* by how many powers of 2 a score may be above the maximum */
+};
+
+/* The queue's part of steps for one share of a task of `keys`. */
+VEC_INLINE void take_share(const int parts, dot_queue *queue, int64_t keys)
+{
+    const int64_t shares = keys / 32 * SHARES_OF_32;
+    for (queue->due += queue->steps; queue->due >= shares; queue->due -= shares) {
+        dot_step(parts == 1, &queue->at);
+    }
+}
 
 /* The first panel from *panel on that sees keys of the tile; false if none does. `turn` counts these. */
 static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *panel, int64_t turn,
@@ -86,11 +101,10 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
 {
     const int64_t depth = state->depth;
     return (attn__dot){.a = state->k + task->begin * depth,
-                       .a_row = depth,
+                       .a_band = KEY_STEP * depth,
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = state->q + task->panel * PANEL * state->q_parts * depth,
-                       .b_row = PAIR * PANEL,
                        .b_part = PANEL * depth,
                        .b_parts = state->q_parts,
                        .c = task->s,
@@ -104,12 +118,11 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
 static attn__dot values_of(const dot_state *state, const dot_task *task)
 {
     const bool one = state->parts == 1;
-    return (attn__dot){.a = state->v + task->begin,
-                       .a_row = state->tile_k,
-                       .a_part = state->tile_k * state->width,
+    return (attn__dot){.a = state->v + attn__dot_place(0, task->begin, 0),
+                       .a_band = KEY_STEP * state->tile_k,
+                       .a_part = state->v_part,
                        .a_parts = state->parts,
                        .b = task->p,
-                       .b_row = PAIR * PANEL,
                        .b_part = state->tile_k * PANEL,
                        .b_parts = state->p_parts,
                        .c = one ? task->ot : state->fresh,
@@ -168,27 +181,35 @@ static void end_scores(const dot_state *state, const dot_tile *tile, const dot_t
     hide_scores(s + task->to * PANEL, task->end - task->to);
 }
 
+/* The greatest scores of the task. */
+VEC_INLINE void raise_task(const int parts, const dot_task *task, vec *max, dot_queue *queue)
+{
+    const int64_t count = task->end - task->begin;
+    for (int64_t j = 0; j < count; j += RAISE_KEYS) {
+        take_share(parts, queue, count);
+        raise_max(task->s + j * PANEL, RAISE_KEYS, &max[0], &max[1]);
+    }
+}
+
 /* exp2 of a score, times factor if it is in one part. */
 VEC_INLINE vec weigh(const int parts, const float *s, vec factor, vec less)
 {
     const vec score = vec_load(s);
-    return flash_exp2(vec_sub(parts == 1 ? vec_mul(score, factor) : score, less));
+    return flash_exp2(parts == 1 ? vec_fma(score, factor, vec_sub(vec_set(0.0f), less))
+                                 : vec_sub(score, less));
 }
 
-/* P of the task's keys from s to p, and their sums; the queue's steps spread evenly between. */
+/* P of the task's keys from s to p, and their sums. */
 VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_task *task, const vec *less,
                            vec *sum, dot_queue *queue)
 {
     const vec factor = vec_set(state->factor), less0 = less[0], less1 = less[1];
-    const int64_t p_part = state->tile_k * PANEL, pairs = (task->end - task->begin) / PAIR;
+    const int64_t p_part = state->tile_k * PANEL, count = task->end - task->begin;
     const float *s = task->s;
     uint16_t *p = task->p;
     vec sum0 = vec_set(0.0f), sum1 = vec_set(0.0f);
-    int64_t due = 0;
-    for (int64_t j = 0; j < pairs; j++, s += PAIR * PANEL, p += PAIR * PANEL) {
-        for (due += queue->steps; due >= pairs; due -= pairs) {
-            queue->now |= !dot_step(&queue->at[queue->now]);
-        }
+    for (int64_t j = 0; j < count; j += PAIR, s += PAIR * PANEL, p += PAIR * PANEL) {
+        take_share(parts, queue, count);
         const vec even0 = weigh(parts, s, factor, less0);
         const vec odd0 = weigh(parts, s + PANEL, factor, less0);
         const vec even1 = weigh(parts, s + VEC_LANES, factor, less1);
@@ -203,31 +224,30 @@ VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_ta
 }
 
 /*
- * p becomes exp2(s - max), max and sum move on.  A lane without a score yet has max = -inf; it subtracts 0
- * instead, since inf - inf is NaN.
+ * p becomes exp2(s - max), max and sum move on; beside it the queue goes on.  The maximum moves only when a
+ * score is 2^SLACK above it, so that sums seldom fade: weights of up to 2^SLACK are as exact.  A lane without
+ * a score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
  */
-static void softmax(const dot_state *state, dot_task *task, dot_queue *queue)
+VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task, dot_queue *queue)
 {
     float *max = state->max + task->panel * PANEL, *sum = state->sum + task->panel * PANEL;
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
     vec top[2] = {none, none}, less[2], fresh[2];
     vec_mask moved = 0;
-    raise_max(task->s, task->end - task->begin, &top[0], &top[1]);
+    raise_task(parts, task, top, queue);
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
         const vec old = vec_load(max + i * VEC_LANES);
-        top[i] = vec_max(state->parts == 1 ? vec_mul(top[i], factor) : top[i], old);
+        const vec high = parts == 1 ? vec_mul(top[i], factor) : top[i];
+        const vec_mask above = vec_less(vec_add(old, vec_set(SLACK)), high);
+        top[i] = vec_select(above, high, old);
         less[i] = vec_select(vec_less(none, top[i]), top[i], zero);
-        moved |= vec_less(old, top[i]);
+        moved |= above;
         vec_store(max + i * VEC_LANES, top[i]);
         vec_store(task->fade + i * VEC_LANES, flash_exp2(vec_sub(old, less[i])));
     }
     task->moved = moved != 0;
-    if (state->p_parts == 1) {
-        weigh_keys(1, state, task, less, fresh, queue);
-    } else {
-        weigh_keys(WEIGHT_PARTS, state, task, less, fresh, queue);
-    }
+    weigh_keys(parts, state, task, less, fresh, queue);
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
         float *at = sum + i * VEC_LANES;
@@ -301,27 +321,29 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
     if (!next_task(state, tile, &panel, 0, now)) {
         return;
     }
-    attn__dot scores = scores_of(state, now), values = nothing;
-    dot_product(&scores);
+    const attn__dot first = scores_of(state, now);
+    dot_product(&first);
     for (int64_t turn = 1; now != NULL || before != NULL; turn++) {
         dot_task *next = &tasks[turn % 3];
         if (now == NULL || !next_task(state, tile, &panel, turn, next)) {
             next = NULL;
         }
-        scores = next != NULL ? scores_of(state, next) : nothing;
-        values = nothing;
+        dot_queue queue = {.dots = {nothing, next != NULL ? scores_of(state, next) : nothing}};
         if (before != NULL) {
             begin_values(state, before);
-            values = values_of(state, before);
+            queue.dots[0] = values_of(state, before);
         }
-        dot_queue queue = {.at = {dot_start(&values), dot_start(&scores)}};
-        queue.steps = dot_steps(&values) + dot_steps(&scores) + 1; /* one to change over */
+        queue.at = dot_start(queue.dots, 2);
+        queue.steps = dot_steps(&queue.dots[0]) + dot_steps(&queue.dots[1]);
         if (now != NULL) {
             end_scores(state, tile, now);
-            softmax(state, now, &queue);
+            if (state->p_parts == 1) {
+                softmax(1, state, now, &queue);
+            } else {
+                softmax(WEIGHT_PARTS, state, now, &queue);
+            }
         }
-        dot_finish(&queue.at[0]);
-        dot_finish(&queue.at[1]);
+        dot_finish(&queue.at);
         if (before != NULL) {
             end_values(state, tile, before);
         }

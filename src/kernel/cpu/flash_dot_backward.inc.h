@@ -41,9 +41,8 @@ typedef struct backward_task {
 
 /* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next. */
 typedef struct backward_queue {
-    attn__dot dot[3];
-    dot_cursor at[3];
-    int now;
+    attn__dot dots[3];
+    dot_cursor at;
     int64_t steps, due; /* due: steps * keys so far - keys of the task * steps taken */
 } backward_queue;
 
@@ -51,7 +50,7 @@ typedef struct backward_queue {
 
 /* Constants and the two vectors of queries of a panel. */
 typedef struct backward_lanes {
-    vec factor, scale, lse[2], delta[2];
+    vec factor, scale, lse[2], delta[2]; /* delta: scale * delta */
 } backward_lanes;
 
 /* One vector: scores become weights, dP becomes scale * dS.  The minimum cuts off what rounding says beyond
@@ -61,7 +60,8 @@ VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *s
 {
     const vec power = vec_fma(vec_load(scores), lanes->factor, vec_sub(vec_set(0.0f), lanes->lse[half]));
     *weight = flash_exp2(vec_min(vec_set(0.0f), power));
-    *slope = vec_mul(vec_mul(*weight, lanes->scale), vec_sub(vec_load(slopes), lanes->delta[half]));
+    *slope =
+        vec_mul(*weight, vec_fma(vec_load(slopes), lanes->scale, vec_sub(vec_set(0.0f), lanes->delta[half])));
 }
 
 /* Rows x and y of A as a row of B. */
@@ -74,12 +74,46 @@ VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
     _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
+/*
+ * P or dS of two keys, x[key][half], as rows of A, `a` of the first, and if b is not NULL as a row of B too.
+ * One part is rounded.  More are cut, and a row of them has queries of both halves in turn: 0, 16, 1, 17,
+ * ..., which needs no permutation; the strips have the same order (turn_panel).
+ */
+VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int64_t a_part, uint16_t *b,
+                              int64_t b_part)
+{
+    if (parts == 1) {
+        const __m512i row[PAIR] = {(__m512i)_mm512_cvtne2ps_pbh(x[0][1], x[0][0]),
+                                   (__m512i)_mm512_cvtne2ps_pbh(x[1][1], x[1][0])};
+        _mm512_storeu_si512(a, row[0]);
+        _mm512_storeu_si512(a + BLOCK, row[1]);
+        if (b != NULL) {
+            store_pairs(b, row[0], row[1]);
+        }
+        return;
+    }
+    FLASH_UNROLL
+    for (int n = 0; n < parts; n++) {
+        _mm512_storeu_si512(a + n * a_part, dot_interleave(x[0][0], x[0][1]));
+        _mm512_storeu_si512(a + n * a_part + BLOCK, dot_interleave(x[1][0], x[1][1]));
+        FLASH_UNROLL
+        for (int half = 0; half < 2; half++) {
+            if (b != NULL) {
+                _mm512_storeu_si512(b + n * b_part + half * PAIR_LANES,
+                                    dot_interleave(x[0][half], x[1][half]));
+            }
+            x[0][half] = vec_sub(x[0][half], dot_upper(x[0][half]));
+            x[1][half] = vec_sub(x[1][half], dot_upper(x[1][half]));
+        }
+    }
+}
+
 /* The queue's share of steps for one key of `keys`.  A core looks some 500 operations ahead: tiles and
  * vectors work side by side only if their instructions alternate more finely than that. */
-VEC_INLINE void take_steps(backward_queue *queue, int64_t keys)
+VEC_INLINE void take_steps(const int parts, backward_queue *queue, int64_t keys)
 {
     for (queue->due += queue->steps; queue->due >= keys; queue->due -= keys) {
-        queue->now += !dot_step(&queue->at[queue->now]) && queue->now < 2;
+        dot_step(parts == 1, &queue->at);
     }
 }
 
@@ -88,37 +122,28 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
                            const backward_lanes *lanes, const backward_task *task, int64_t position,
                            int64_t j, backward_queue *queue)
 {
-    const int64_t keys = state->tile_k, a_part = keys * state->lanes;
-    __m512i p[WEIGHT_PARTS], ds[2][WEIGHT_PARTS];
+    const int64_t keys = state->tile_k, a_part = keys * state->lanes, lane = task->panel * PANEL;
+    const int64_t to = attn__dot_place(j, lane, BLOCK * state->lanes);
+    vec weight[PAIR][2], slope[PAIR][2];
     FLASH_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int64_t at = (j + i) * PANEL, to = (j + i) * state->lanes + task->panel * PANEL;
-        vec weight[2], slope[2];
-        take_steps(queue, task->end - task->begin);
+    for (int i = 0; i < PAIR; i++) {
+        const int64_t at = (j + i) * PANEL;
+        take_steps(parts, queue, task->end - task->begin);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
-            const int64_t lane = half * VEC_LANES;
-            weigh_back(lanes, half, task->scores + at + lane, task->slopes + at + lane, &weight[half],
-                       &slope[half]);
+            const int64_t first = half * VEC_LANES;
+            weigh_back(lanes, half, task->scores + at + first, task->slopes + at + first, &weight[i][half],
+                       &slope[i][half]);
             if (masked) {
                 const vec_mask seen =
-                    j + i < task->to ? visible(&task->band, position + j + i, lane) : vec_between(0, 0);
-                weight[half] = vec_select(seen, weight[half], vec_set(0.0f));
-                slope[half] = vec_select(seen, slope[half], vec_set(0.0f));
+                    j + i < task->to ? visible(&task->band, position + j + i, first) : vec_between(0, 0);
+                weight[i][half] = vec_select(seen, weight[i][half], vec_set(0.0f));
+                slope[i][half] = vec_select(seen, slope[i][half], vec_set(0.0f));
             }
         }
-        dot_cut(parts, p, weight[0], weight[1]);
-        dot_cut(parts, ds[i], slope[0], slope[1]);
-        FLASH_UNROLL
-        for (int n = 0; n < parts; n++) {
-            _mm512_storeu_si512(state->p + n * a_part + to, p[n]);
-            _mm512_storeu_si512(state->ds + n * a_part + to, ds[i][n]);
-        }
     }
-    FLASH_UNROLL
-    for (int n = 0; n < parts; n++) {
-        store_pairs(task->pairs + n * keys * PANEL + j * PANEL, ds[0][n], ds[1][n]);
-    }
+    store_weights(parts, weight, state->p + to, a_part, NULL, 0);
+    store_weights(parts, slope, state->ds + to, a_part, task->pairs + j * PANEL, keys * PANEL);
 }
 
 /* P and dS of a panel; the queue's steps spread evenly between. */
@@ -130,7 +155,8 @@ VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const 
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_load(lse), vec_load(lse + VEC_LANES)},
-                                  {vec_load(delta), vec_load(delta + VEC_LANES)}};
+                                  {vec_mul(vec_set(g->scale), vec_load(delta)),
+                                   vec_mul(vec_set(g->scale), vec_load(delta + VEC_LANES))}};
     for (int64_t j = task->begin; j < task->end; j += PAIR) {
         if (task->whole_from <= j && j + PAIR <= task->whole_to) {
             weigh_pair(parts, false, state, &lanes, task, position, j, queue);
@@ -164,11 +190,10 @@ static attn__dot scores_dot(const backward_state *state, const backward_task *ta
                             const uint16_t *turned, int64_t depth, float *c)
 {
     return (attn__dot){.a = rows + task->begin * depth,
-                       .a_row = depth,
+                       .a_band = BLOCK * depth,
                        .a_part = state->tile_k * depth,
                        .a_parts = state->parts,
                        .b = turned + task->panel * state->parts * depth * PANEL,
-                       .b_row = PAIR * PANEL,
                        .b_part = depth * PANEL,
                        .b_parts = state->parts,
                        .c = c + task->begin * PANEL,
@@ -183,12 +208,11 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
 {
     const int64_t keys = state->tile_k, qk = state->pad_qk;
     const bool one = state->weight_parts == 1;
-    return (attn__dot){.a = state->kt + task->begin,
-                       .a_row = keys,
+    return (attn__dot){.a = state->kt + attn__dot_place(0, task->begin, 0),
+                       .a_band = BLOCK * keys,
                        .a_part = keys * qk,
                        .a_parts = state->parts,
                        .b = task->pairs + task->begin * PANEL,
-                       .b_row = PAIR * PANEL,
                        .b_part = keys * PANEL,
                        .b_parts = state->weight_parts,
                        .c = one ? state->dqt + task->panel * qk * PANEL : state->sums,
@@ -204,27 +228,23 @@ static void fill_queue(const backward_state *state, const backward_task *before,
                        backward_queue *queue)
 {
     static const attn__dot nothing = {0};
-    queue->dot[0] = before != NULL ? queries_dot(state, before) : nothing;
-    queue->dot[1] = queue->dot[2] = nothing;
+    queue->dots[0] = before != NULL ? queries_dot(state, before) : nothing;
+    queue->dots[1] = queue->dots[2] = nothing;
     if (next != NULL) {
-        queue->dot[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
-        queue->dot[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
+        queue->dots[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
+        queue->dots[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
     }
-    queue->now = 0;
-    queue->due = 0;
-    queue->steps = 2; /* to change over */
+    queue->at = dot_start(queue->dots, 3);
+    queue->due = queue->steps = 0;
     for (int i = 0; i < 3; i++) {
-        queue->at[i] = dot_start(&queue->dot[i]);
-        queue->steps += dot_steps(&queue->dot[i]);
+        queue->steps += dot_steps(&queue->dots[i]);
     }
 }
 
 static void drain_queue(const backward_state *state, const backward_task *before, backward_queue *queue)
 {
-    for (int i = 0; i < 3; i++) {
-        dot_finish(&queue->at[i]);
-    }
-    if (before == NULL || queue->dot[0].rows == 0 || queue->dot[0].add) {
+    dot_finish(&queue->at);
+    if (before == NULL || queue->dots[0].rows == 0 || queue->dots[0].add) {
         return;
     }
     float *dqt = state->dqt + before->panel * state->pad_qk * PANEL;
@@ -260,52 +280,65 @@ static void add_panels(const backward_state *state, const backward_tile *tile)
 
 /* ---- dV and dK ------------------------------------------------------------------------------------ */
 
-/* Adds `rows` rows of state->sums, `width` wide. */
-static void add_sums(const backward_state *state, float *out, int64_t token, int64_t rows, int64_t width)
+/* Adds `rows` rows of sums, `sum_row` apart, `dim` wide. */
+static void add_sums(float *out, int64_t token, const float *sums, int64_t sum_row, int64_t rows, int64_t dim)
 {
-    const vec_mask low = vec_between(0, (int32_t)width), high = vec_between(0, (int32_t)width - VEC_LANES);
-    for (int64_t i = 0; i < rows; i++) {
-        const float *sum = state->sums + i * PANEL;
-        float *at = out + i * token;
-        _mm512_mask_storeu_ps(at, low, vec_add(_mm512_maskz_loadu_ps(low, at), vec_load(sum)));
-        if (width > VEC_LANES) {
-            at += VEC_LANES;
-            _mm512_mask_storeu_ps(at, high,
-                                  vec_add(_mm512_maskz_loadu_ps(high, at), vec_load(sum + VEC_LANES)));
+    for (int64_t i = 0; i < rows; i++, out += token, sums += sum_row) {
+        for (int64_t d = 0; d < dim; d += VEC_LANES) {
+            const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, dim - d));
+            const vec sum = vec_add(_mm512_maskz_loadu_ps(real, out + d), vec_load(sums + d));
+            _mm512_mask_storeu_ps(out + d, real, sum);
         }
     }
 }
 
-/* out += W^T X for the block of keys at `key`: panels [from, to) see some of it. */
-static void add_block(const backward_state *state, const backward_tile *tile, int64_t key, int64_t from,
-                      int64_t to, const uint16_t *weights, const uint16_t *strips, float *out, int64_t token,
-                      int64_t dim)
+/* W^T X for the block of keys at `key`: panels [from, to) see some of it. */
+static attn__dot keys_dot(const backward_state *state, int64_t key, int64_t from, int64_t to,
+                          const uint16_t *weights, const uint16_t *strips, int64_t pad, float *c)
 {
-    const int64_t count = attn__min(BLOCK, tile->count - key);
-    for (int64_t d = 0; d < dim; d += PANEL) {
-        const attn__dot dot = {
-            .a = weights + key * state->lanes + from * PANEL,
-            .a_row = state->lanes,
-            .a_part = state->tile_k * state->lanes,
-            .a_parts = state->weight_parts,
-            .b = strips + (d / PANEL * state->parts * state->lanes + from * PANEL) * PANEL,
-            .b_row = PAIR * PANEL,
-            .b_part = state->lanes * PANEL,
-            .b_parts = state->parts,
-            .c = state->sums,
-            .c_row = PANEL,
-            .rows = BLOCK,
-            .cols = PANEL,
-            .depth = (to - from) * PANEL,
-        };
-        dot_product(&dot);
-        add_sums(state, out + key * token + d, token, count, attn__min(PANEL, dim - d));
+    return (attn__dot){.a = weights + key * state->lanes + attn__dot_place(0, from * PANEL, 0),
+                       .a_band = BLOCK * state->lanes,
+                       .a_part = state->tile_k * state->lanes,
+                       .a_parts = state->weight_parts,
+                       .b = strips + from * PANEL * PANEL,
+                       .b_band = state->parts * state->lanes * PANEL,
+                       .b_part = state->lanes * PANEL,
+                       .b_parts = state->parts,
+                       .c = c,
+                       .c_row = pad,
+                       .rows = BLOCK,
+                       .cols = pad,
+                       .depth = (to - from) * PANEL};
+}
+
+/* dV and dK of a block of keys. */
+static void add_block(const backward_state *state, const backward_tile *tile, int64_t key, int64_t from,
+                      int64_t to)
+{
+    const attn__gradient *g = state->gradient;
+    const attn__gradient_span *span = tile->span;
+    const int64_t count = attn__min(BLOCK, tile->count - key), qk = state->pad_qk, v = state->pad_v;
+    float *dk = state->sums, *dv = dk + BLOCK * qk;
+    attn__dot dots[2];
+    int products = 0;
+    if (tile->dv != NULL) {
+        dots[products++] = keys_dot(state, key, from, to, state->p, state->dout, v, dv);
+    }
+    if (tile->dk != NULL) {
+        dots[products++] = keys_dot(state, key, from, to, state->ds, state->q, qk, dk);
+    }
+    dot_cursor at = dot_start(dots, products);
+    dot_finish(&at);
+    if (tile->dv != NULL) {
+        add_sums(tile->dv + key * span->dv_token, span->dv_token, dv, v, count, g->dim_v);
+    }
+    if (tile->dk != NULL) {
+        add_sums(tile->dk + key * span->dk_token, span->dk_token, dk, qk, count, g->dim_qk);
     }
 }
 
 static void add_products(const backward_state *state, const backward_tile *tile)
 {
-    const attn__gradient *g = state->gradient;
     for (int64_t key = 0; key < tile->count; key += BLOCK) {
         int64_t from = state->panels, to = 0;
         for (int64_t panel = 0; panel < state->panels; panel++) {
@@ -315,13 +348,8 @@ static void add_products(const backward_state *state, const backward_tile *tile)
                 to = panel + 1;
             }
         }
-        if (from < to && tile->dv != NULL) {
-            add_block(state, tile, key, from, to, state->p, state->dout, tile->dv, tile->span->dv_token,
-                      g->dim_v);
-        }
-        if (from < to && tile->dk != NULL) {
-            add_block(state, tile, key, from, to, state->ds, state->q, tile->dk, tile->span->dk_token,
-                      g->dim_qk);
+        if (from < to) {
+            add_block(state, tile, key, from, to);
         }
     }
 }
@@ -372,7 +400,7 @@ static void add_cell(const backward_state *state, const backward_tile *tile, int
     const backward_lanes lanes = {vec_set((float)((double)g->scale * 1.44269504088896340736)),
                                   vec_set(g->scale),
                                   {vec_set(state->lse[i])},
-                                  {vec_set(state->delta[i])}};
+                                  {vec_set(g->scale * state->delta[i])}};
     float scores[VEC_LANES], slopes[VEC_LANES];
     vec weight, ds;
     vec_store(scores, vec_set(score));
@@ -409,19 +437,6 @@ static void add_cells(const backward_state *state, const backward_tile *tile)
 }
 
 /* ---- one call -------------------------------------------------------------------------------------- */
-
-/* dQ += dQ^T, turned. */
-static void write_queries(const backward_state *state)
-{
-    const attn__gradient *g = state->gradient;
-    for (int64_t row = 0; row < g->count && g->dq != NULL; row++) {
-        const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
-        float *to = g->dq + row * g->dq_token;
-        for (int64_t d = 0; d < g->dim_qk; d++) {
-            to[d] += from[d * PANEL];
-        }
-    }
-}
 
 static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
                      int64_t count)

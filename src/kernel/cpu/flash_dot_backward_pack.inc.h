@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * flash_dot_backward_pack.inc.h - the scratch of flash_dot_backward.inc.h, which includes it, and the
- * operands in it: Q and dO both ways, K both ways, V.
+ * operands in it: Q and dO both ways, K both ways, V; and the way back of dQ.
  *
  * METHOD.  As flash_dot_pack.inc.h: rows are cut into parts, which are interleaved in pairs and transposed.
  *
@@ -12,7 +12,7 @@ enum {
     BACK_Q = 256,                   /* queries of a call, at most */
     BACK_K = 128,                   /* keys of a tile, at most */
     BACK_QUERY_BYTES = 1024 * 1024, /* packed queries of a call, and their dQ */
-    BACK_KEY_BYTES = 256 * 1024,    /* packed keys of a tile */
+    BACK_KEY_BYTES = 160 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024,      /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
@@ -28,13 +28,13 @@ typedef struct backward_state {
     uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
     float *dqt;             /* dQ^T: [panel][dim][PANEL] */
     float *lse, *delta;     /* [lane]; lse as a power of 2 */
-    uint16_t *k, *v;        /* [part][tile_k][dim] */
-    uint16_t *kt;           /* K^T: [part][dim][tile_k] */
-    uint16_t *p, *ds;       /* P^T, dS^T: [part][tile_k][lane] */
+    uint16_t *k, *v;        /* [part], tile_k keys by dim in squares */
+    uint16_t *kt;           /* K^T: [part], dim by tile_k keys in squares */
+    uint16_t *p, *ds;       /* P^T, dS^T: [part], tile_k keys by lane in squares */
     uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
     float *scores, *slopes; /* S^T, dP^T of two panels in turn: [2][tile_k][PANEL] */
-    float *sums;            /* a product on its way to fp32 sums: [dim or BLOCK][PANEL] */
-    uint16_t *rows;         /* [part][32][dim]: rows before they are turned */
+    float *sums;            /* products on their way to fp32 sums: [dim][PANEL], or dK and dV: [BLOCK][dim] */
+    uint16_t *rows;         /* [part], 32 rows by dim in squares: before they are turned */
     float *wide;            /* rows as fp32: k and v, then q and dO, of one cell */
 } backward_state;
 
@@ -95,7 +95,7 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
     state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
     state->scores = take(scratch, &used, 2 * keys * PANEL);
     state->slopes = take(scratch, &used, 2 * keys * PANEL);
-    state->sums = take(scratch, &used, attn__max(BLOCK, qk) * PANEL);
+    state->sums = take(scratch, &used, BLOCK * (qk + v));
     state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
     state->wide = take(scratch, &used, 2 * (qk + v));
     return used;
@@ -103,17 +103,28 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
 
 /* ---- packing -------------------------------------------------------------------------------------- */
 
+/* Zeros for row i of A, `pad` long. */
+static void clear_row(uint16_t *a, int64_t a_part, int parts, int64_t i, int64_t pad)
+{
+    for (int part = 0; part < parts; part++) {
+        uint16_t *to = a + part * a_part + attn__dot_place(i, 0, BLOCK * pad);
+        for (int64_t d = 0; d < pad; d += PAIR_LANES, to += SQUARE) {
+            memset(to, 0, sizeof *to * PAIR_LANES);
+        }
+    }
+}
+
 /* `real` rows of an input as rows of A, `pad` long; those up to `rows` are 0. */
 static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64_t dim, int64_t pad,
                       int64_t real, int64_t rows, float *wide)
 {
-    const int parts = dot_parts_of(from->dtype);
     for (int64_t i = 0; i < real; i++) {
-        dot_pack_row(a + i * pad, a_part, attn__element(from->data, from->dtype, i * from->token),
-                     from->dtype, from->dim, dim, pad, wide);
+        dot_pack_row(a + attn__dot_place(i, 0, BLOCK * pad), a_part, SQUARE,
+                     attn__element(from->data, from->dtype, i * from->token), from->dtype, from->dim, dim,
+                     pad, wide);
     }
-    for (int part = 0; part < parts; part++) {
-        memset(a + part * a_part + real * pad, 0, sizeof *a * (size_t)((rows - real) * pad));
+    for (int64_t i = real; i < rows; i++) {
+        clear_row(a, a_part, dot_parts_of(from->dtype), i, pad);
     }
 }
 
@@ -121,16 +132,18 @@ static void pack_rows(uint16_t *a, int64_t a_part, const attn__rows *from, int64
 static void turn_panel(const backward_state *state, int64_t panel, uint16_t *transposed, uint16_t *strips,
                        int64_t pad)
 {
+    const bool one = state->weight_parts == 1;
     for (int part = 0; part < state->parts; part++) {
         const uint16_t *from = state->rows + part * PANEL * pad;
         uint16_t *to = transposed + (panel * state->parts + part) * pad * PANEL;
-        for (int64_t d = 0; d < pad; d += PAIR_LANES) {
-            dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, pad);
-            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * pad + d, pad);
+        for (int64_t d = 0; d < pad; d += PAIR_LANES, from += SQUARE) {
+            dot_transpose(to + d * PANEL, PAIR * PANEL, from, PAIR_LANES);
+            dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + SQUARE / 2, PAIR_LANES);
             uint16_t *strip =
                 strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
-            for (int64_t i = 0; i < PANEL; i += PAIR) {
-                dot_pair_rows(strip + i * PANEL, from + i * pad + d, from + (i + 1) * pad + d, PANEL);
+            for (int64_t i = 0; i < VEC_LANES; i++) { /* as store_weights has the queries */
+                const uint16_t *first = from + i * (one ? PAIR : 1) * PANEL;
+                dot_pair_rows(strip + i * PAIR * PANEL, first, first + (one ? 1 : VEC_LANES) * PANEL, PANEL);
             }
         }
     }
@@ -146,12 +159,12 @@ static bool pack_panel(const backward_state *state, int64_t panel, const attn__r
                              input->token, input->dim};
     pack_rows(state->rows, PANEL * pad, &from, dim, pad, real, PANEL, state->wide);
     for (int64_t i = 0; i < real; i++) {
-        for (int part = 0; part < state->parts && g->lse[first + i] == -INFINITY; part++) {
-            memset(state->rows + (part * PANEL + i) * pad, 0, sizeof *state->rows * (size_t)pad);
+        if (g->lse[first + i] == -INFINITY) {
+            clear_row(state->rows, PANEL * pad, state->parts, i, pad);
         }
     }
     turn_panel(state, panel, transposed, strips, pad);
-    return finite_row(state->rows, PANEL * pad);
+    return finite_row(state->rows, PAIR_LANES, PANEL * pad);
 }
 
 /* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
@@ -181,13 +194,14 @@ static void turn_keys(const backward_state *state, int64_t rows)
     for (int part = 0; part < state->parts; part++) {
         const uint16_t *from = state->k + part * keys * pad;
         uint16_t *to = state->kt + part * keys * pad;
-        for (int64_t j = 0; j < rows; j += PAIR_LANES) {
-            for (int64_t i = 0; i < PAIR_LANES; i += PAIR) {
-                const uint16_t *row = from + (j + i) * pad;
-                dot_pair_rows(state->rows + i * pad, row, row + pad, pad);
-            }
-            for (int64_t d = 0; d < pad; d += VEC_LANES) {
-                dot_transpose(to + d * keys + j, keys, state->rows + PAIR * d, PAIR * pad);
+        for (int64_t j = 0; j < rows; j += BLOCK) {
+            for (int64_t d = 0; d < pad; d += PAIR_LANES, from += SQUARE) {
+                uint16_t *square = to + attn__dot_place(d, j, BLOCK * keys);
+                for (int64_t i = 0; i < BLOCK; i += PAIR) {
+                    dot_pair_rows(state->rows + i * PANEL, from + i * BLOCK, from + (i + 1) * BLOCK, PANEL);
+                }
+                dot_transpose(square, BLOCK, state->rows, PAIR * PANEL);
+                dot_transpose(square + SQUARE / 2, BLOCK, state->rows + PAIR_LANES, PAIR * PANEL);
             }
         }
     }
@@ -206,5 +220,26 @@ static bool pack_tile(const backward_state *state, const backward_tile *tile)
     pack_rows(state->k, keys * state->pad_qk, &k, g->dim_qk, state->pad_qk, tile->count, rows, state->wide);
     pack_rows(state->v, keys * state->pad_v, &v, g->dim_v, state->pad_v, tile->count, rows, state->wide);
     turn_keys(state, rows);
-    return finite_row(state->k, rows * state->pad_qk) && finite_row(state->v, rows * state->pad_v);
+    return finite_row(state->k, PAIR_LANES, rows * state->pad_qk) &&
+           finite_row(state->v, PAIR_LANES, rows * state->pad_v);
+}
+
+/* dQ += dQ^T, turned 16 x 16 at a time. */
+static void write_queries(const backward_state *state)
+{
+    const attn__gradient *g = state->gradient;
+    float square[VEC_LANES * VEC_LANES];
+    for (int64_t row = 0; row < g->count && g->dq != NULL; row += VEC_LANES) {
+        const int64_t rows = attn__min(VEC_LANES, g->count - row);
+        const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
+        for (int64_t d = 0; d < g->dim_qk; d += VEC_LANES) {
+            const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, g->dim_qk - d));
+            float *to = g->dq + row * g->dq_token + d;
+            dot_transpose((void *)square, PAIR_LANES, (const void *)(from + d * PANEL), PAIR * PANEL);
+            for (int64_t i = 0; i < rows; i++, to += g->dq_token) {
+                const vec sum = vec_add(_mm512_maskz_loadu_ps(real, to), vec_load(square + i * VEC_LANES));
+                _mm512_mask_storeu_ps(to, real, sum);
+            }
+        }
+    }
 }

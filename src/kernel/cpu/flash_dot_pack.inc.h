@@ -11,12 +11,13 @@
 #include "kernel/cpu/dot_pack.h"
 
 enum {
-    TILE_Q = 512,             /* queries of a call, at most */
-    TILE_K = 256,             /* keys of a tile of one part, at most; half of that of more */
-    KEY_STEP = 32,            /* the depth of a tile product */
-    KEY_BYTES = 512 * 1024,   /* K and V^T of a tile, in L2 */
-    QUERY_BYTES = 640 * 1024, /* Q^T and O^T of a call, in L2 */
-    WEIGHT_PARTS = 3,         /* of P, unless the inputs are one part */
+    TILE_Q = 512,                         /* queries of a call, at most */
+    TILE_K = 256,                         /* keys of a tile of one part, at most; half of that of more */
+    KEY_STEP = 32,                        /* the depth of a tile product */
+    KEY_BYTES = 512 * 1024,               /* K and V^T of a tile, in L2 */
+    QUERY_BYTES = 640 * 1024,             /* Q^T and O^T of a call, in L2 */
+    WEIGHT_PARTS = 3,                     /* of P, unless the inputs are one part */
+    SQUARE = ATTN__SQUARE * ATTN__SQUARE, /* elements from 32 of a row to the next */
 };
 
 typedef struct dot_state {
@@ -32,8 +33,9 @@ typedef struct dot_state {
     float *s;             /* [2][tile_k][PANEL] */
     uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [width][PANEL]: V^T P^T of one tile */
-    uint16_t *k;          /* [part][tile_k][depth] */
-    uint16_t *v;          /* [part][width][tile_k] */
+    uint16_t *k;          /* [part], tile_k keys by depth in squares */
+    uint16_t *v;          /* [part], width by tile_k keys in squares */
+    int64_t v_part;       /* elements of a part of v */
     uint16_t *rows;       /* [part][32][longest dim]: queries, or [part][16][longest dim][2]: values */
     float *wide, *other;  /* rows in fp32 */
 } dot_state;
@@ -82,7 +84,8 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     state->p = take_bf16(scratch, &used, 2 * state->p_parts * state->tile_k * PANEL);
     state->fresh = take(scratch, &used, state->width * PANEL);
     state->k = take_bf16(scratch, &used, state->parts * state->tile_k * state->depth);
-    state->v = take_bf16(scratch, &used, state->parts * state->tile_k * state->width);
+    state->v_part = state->tile_k * round_up(state->width, ATTN__SQUARE);
+    state->v = take_bf16(scratch, &used, state->parts * state->v_part);
     state->rows = take_bf16(scratch, &used, WEIGHT_PARTS * KEY_STEP * longest);
     state->wide = take(scratch, &used, longest);
     state->other = take(scratch, &used, longest);
@@ -134,7 +137,8 @@ static void pack_queries(const dot_state *state)
                 query_row(state, state->wide, row);
                 state->odd[panel] |= state->parts > 1 && !all_finite(state->wide, dim);
             }
-            dot_split(state->q_parts, state->rows + line * depth, PANEL * depth, state->wide, dim, depth);
+            dot_split(state->q_parts, state->rows + line * depth, PANEL * depth, PAIR_LANES, state->wide, dim,
+                      depth);
         }
         for (int64_t part = 0; part < state->q_parts; part++, to += PANEL * depth) {
             const uint16_t *from = state->rows + part * PANEL * depth;
@@ -146,13 +150,13 @@ static void pack_queries(const dot_state *state)
     }
 }
 
-/* Whether the bf16 row, or the first part of a row, is finite; count % 32 = 0. */
-static bool finite_row(const uint16_t *row, int64_t count)
+/* Whether `count` bf16 are finite, each 32 `step` after the 32 before; count % 32 = 0. */
+static bool finite_row(const uint16_t *row, int64_t step, int64_t count)
 {
     const __m512i exponent = _mm512_set1_epi16(0x7f80);
     __mmask32 odd = 0;
-    for (int64_t d = 0; d < count; d += PAIR_LANES) {
-        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(row + d), exponent), exponent);
+    for (int64_t d = 0; d < count; d += PAIR_LANES, row += step) {
+        odd |= _mm512_cmpeq_epi16_mask(_mm512_and_si512(_mm512_loadu_si512(row), exponent), exponent);
     }
     return odd == 0;
 }
@@ -166,10 +170,10 @@ static void pack_keys(const dot_state *state, dot_tile *tile)
     for (int64_t j = 0; j < tile->padded; j++) {
         const bool real = j < tile->count;
         const int64_t at = (tile->first + j - span->first) * span->k_token;
-        uint16_t *to = state->k + j * depth;
-        dot_pack_row(to, part, real ? attn__element(span->k, block->dtype, at) : state->wide, block->dtype,
-                     span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
-        tile->key_odd[j] = state->parts > 1 && !finite_row(to, depth);
+        uint16_t *to = state->k + attn__dot_place(j, 0, KEY_STEP * depth);
+        dot_pack_row(to, part, SQUARE, real ? attn__element(span->k, block->dtype, at) : state->wide,
+                     block->dtype, span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
+        tile->key_odd[j] = state->parts > 1 && !finite_row(to, SQUARE, depth);
         tile->odd_k = tile->odd_k || tile->key_odd[j];
     }
 }
@@ -224,9 +228,10 @@ static void pack_values(const dot_state *state, dot_tile *tile)
         }
         for (int64_t part = 0; part < state->parts; part++) {
             const uint16_t *from = state->rows + part * KEY_STEP * width;
-            uint16_t *to = state->v + part * state->tile_k * width + j;
+            uint16_t *to = state->v + part * state->v_part;
             for (int64_t d = 0; d < width; d += VEC_LANES) {
-                dot_transpose(to + d * state->tile_k, state->tile_k, from + PAIR * d, PAIR * width);
+                dot_transpose(to + attn__dot_place(d, j, KEY_STEP * state->tile_k), ATTN__SQUARE,
+                              from + PAIR * d, PAIR * width);
             }
         }
     }

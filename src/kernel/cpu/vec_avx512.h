@@ -50,13 +50,22 @@ VEC_INLINE vec vec_min(vec a, vec b)
 {
     return _mm512_min_ps(a, b); /* b where b is NaN */
 }
-VEC_INLINE vec vec_exponent(vec a)
-{
-    return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_castps_si512(a), 23));
-}
 VEC_INLINE vec_mask vec_less(vec a, vec b)
 {
     return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ);
+}
+/* The two steps of exp2 around its polynomial (flash_common.inc.h): x less the nearest integer n, and p * 2^n
+ * or, below -126, 0.  3 operations and a comparison, where integers and selections take 7. */
+#define VEC_POWERS
+VEC_INLINE vec vec_fraction(vec x, vec *n)
+{
+    const vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    *n = vec_sub(x, f);
+    return f;
+}
+VEC_INLINE vec vec_times_power(vec p, vec n, vec x)
+{
+    return _mm512_maskz_scalef_ps(_mm512_cmp_ps_mask(x, vec_set(-126.0f), _CMP_NLT_UQ), p, n);
 }
 VEC_INLINE vec vec_select(vec_mask mask, vec yes, vec no)
 {
