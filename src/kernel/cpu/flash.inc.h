@@ -31,7 +31,8 @@
  *     vec_set vec_load vec_store vec_add vec_sub vec_mul vec_fma    what they say, any alignment
  *     vec_max(a, b)          the greater; b where a is NaN
  *     vec_min(a, b)          the lesser; b where b is NaN
- *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent)
+ *     vec_exponent(a)        the low 9 bits of each lane moved to the top (sign and exponent); or VEC_POWERS
+ *                            with vec_fraction and vec_times_power of its own (flash_common.inc.h)
  *     vec_less vec_select vec_between    masks
  *     vec_widen              fp16 or bf16 to fp32
  *     vec_load_as vec_load_part     a vector of any dtype, whole or its first lanes

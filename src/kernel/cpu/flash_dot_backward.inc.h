@@ -24,7 +24,7 @@
  * MASK.  Blocks of 32 keys by 32 queries that nobody sees are left out of every product; what else is masked
  * is P = dS = 0.  A tile with an infinite or NaN element in Q, dO, K or V is summed cell by cell in fp32.
  *
- * COST.  10 FLOPs a cell and dim for one part, 46 for two (P and dS are three), 60 for three.  About 22
+ * COST.  10 FLOPs a cell and dim for one part, 46 for two (P and dS are three), 60 for three.  About 18
  * vector operations for 16 cells of one part.  See docs/perf/cpu_amx_backward.md.
  */
 #include "kernel/cpu/flash_dot_backward_pack.inc.h"
