@@ -8,9 +8,8 @@
  * fp64 here: the error is relative to the largest number of a tensor, NaN must be where the reference has it.
  * Gradients run twice and must have the same bits.
  *
- * TIME.  Batches of launches between two events, after one to warm up; the median batch counts.  FLOPs = 4 *
- * batch * heads
- * * cells * d, 2.5 times that for gradients.  Some rows of each are compared with fp64 too.
+ * TIME.  Batches of launches between two events, after one to warm up; the median batch counts.  FLOPs are 4
+ * for each cell and dim, 2.5 times that for gradients.  Some rows of each are compared with fp64 too.
  */
 #include "kernel_cuda_f32.inc.h"
 

@@ -158,6 +158,9 @@ static void test_bad_arguments(void **state)
     refuse(&told, (io = good, io.cu_seqlens_q = io.cu_seqlens_kv = NULL, &io), NULL, ATTN_EINVAL, "total");
     told.total_q = told.total_kv = 70;
     assert_int_equal(attn_forward(&told, &good, NULL), ATTN_OK);
+    attn_plan *none = NULL;
+    assert_int_equal(attn_plan_create(&none, &told, NULL), ATTN_EINVAL); /* not in memory */
+    assert_non_null(strstr(attn_last_error(), "in_memory"));
     refuse(p, (io = good, io.source = &source, &io), NULL, ATTN_EINVAL, "source");
     refuse(p, (io = good, io.sink = &sink, &io), NULL, ATTN_EINVAL, "sink");
     attn_options o = {.size = sizeof o, .workers = 3};

@@ -372,7 +372,7 @@ ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds)
  * are not computed again.  On failure the output is undefined, and the spool keeps what is finished.
  *
  * On a GPU, with options.in_memory, it enqueues kernels on io->stream and returns: it waits for nothing and
- * may be captured into a graph.  The first that uses a kernel loads it, which takes some milliseconds.
+ * may be captured into a graph.  The first execute of a kernel loads it, which takes some milliseconds.
  * workspace, which may be NULL where none is needed, belongs to these kernels until they are done.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const attn_io *io, void *workspace);

@@ -203,7 +203,7 @@ attn_status attn_backward(const attn_problem *problem, const attn_gradients *io,
     o.backward = 1;
     o.in_memory = 1;
     if (io != NULL && io->size == sizeof *io) {
-        problem = attn__told(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
+        problem = attn__problem_with_totals(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
     }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
     void *workspace;

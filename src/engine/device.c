@@ -44,6 +44,7 @@ static int64_t most_tokens(int64_t total, int64_t batch, int64_t longest)
 
 attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *options)
 {
+    static const int64_t unread = 0; /* lists of sequences: rows ask only whether they are there */
     const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
     attn__cuda_call call = {
         .dtype = p->dtype,
@@ -62,6 +63,8 @@ attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *opt
                                                   : attn__unbounded,
         .shifted = p->placed != 0,
         .shift = p->first_q - p->first_kv,
+        .cu_q = p->total_q > 0 ? &unread : NULL,
+        .cu_kv = p->total_q > 0 ? &unread : NULL,
         .total_q = most_tokens(p->total_q, p->batch, p->tokens_q),
         .total_kv = most_tokens(p->total_kv, p->batch, p->tokens_kv),
         .sms = options->sms,
@@ -90,10 +93,7 @@ static attn_status check_options(const attn_options *o)
 
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
 {
-    static const int64_t unread =
-        0; /* a list of sequences, of which the plan asks only whether there is one */
     ATTN__TRY(check_options(options));
-    plan->call.cu_q = plan->call.cu_kv = plan->problem.total_q > 0 ? &unread : NULL;
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
     const attn__cuda_kernel *k = plan->cuda;
     const size_t bytes =

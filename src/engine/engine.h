@@ -226,8 +226,9 @@ bool attn__run_stopped(attn__run *run);
 
 /* For the calls that plan and execute at once: what such a call on a GPU knows of its sequences, their
  * tokens, told to the problem, in *copy; */
-const attn_problem *attn__told(attn_problem *copy, const attn_problem *problem, const attn_options *options,
-                               const int64_t *cu_q, int64_t total_q, int64_t total_kv);
+const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_problem *problem,
+                                              const attn_options *options, const int64_t *cu_q,
+                                              int64_t total_q, int64_t total_kv);
 /* and the plan's workspace.  close waits for a GPU's stream; it returns the first failure, `status` or its
  * own. */
 attn_status attn__workspace_open(void **workspace, const attn_plan *plan);

@@ -227,8 +227,9 @@ attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *
     return status;
 }
 
-const attn_problem *attn__told(attn_problem *copy, const attn_problem *problem, const attn_options *options,
-                               const int64_t *cu_q, int64_t total_q, int64_t total_kv)
+const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_problem *problem,
+                                              const attn_options *options, const int64_t *cu_q,
+                                              int64_t total_q, int64_t total_kv)
 {
     if (problem == NULL || problem->size != sizeof *problem || problem->total_q != 0 || cu_q == NULL ||
         options->device != ATTN_CUDA) {
@@ -247,7 +248,7 @@ attn_status attn_forward(const attn_problem *problem, const attn_io *io, const a
     attn_plan *plan;
     if (io != NULL && io->size == sizeof *io) {
         o.in_memory = io->source == NULL ? 1 : o.in_memory;
-        problem = attn__told(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
+        problem = attn__problem_with_totals(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
     }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
     void *workspace;

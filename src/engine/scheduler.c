@@ -395,6 +395,10 @@ static attn_status create(attn_plan *plan, const attn_problem *problem, const at
     plan->band = attn__problem_band(&plan->problem);
     plan->backward = options->backward != 0;
     plan->in_memory = options->in_memory != 0 || plan->backward;
+    if (plan->problem.total_q > 0 && !plan->in_memory) {
+        return attn__fail(ATTN_EINVAL, "sequences of unequal length (total=Q:K) need tensors in memory: set "
+                                       "options.in_memory, or leave the total out");
+    }
     plan->spooled = options->spool != NULL;
     plan->event = options->event;
     plan->event_data = options->event_data;

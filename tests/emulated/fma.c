@@ -17,6 +17,7 @@
 
 #include "backward_case.h"
 #include "emulated/machine.h"
+#include "engine/engine.h"
 #include "engine_case.h"
 #include "kernel/cuda/driver.h"
 #include "kernel/cuda/rows.h"
@@ -89,29 +90,16 @@ static attn__cuda_tensor tensor_of(const case_tensor *x)
     return (attn__cuda_tensor){x->t.data, x->size[0] == 1 ? 0 : x->stride[0], x->stride[1], x->stride[2]};
 }
 
+/* As the engine makes it, but for what an execute adds. */
 static attn__cuda_call call_of(const attn_problem *p, const int64_t *cu_q, const int64_t *cu_kv)
 {
-    const bool causal = p->mask == ATTN_MASK_CAUSAL, window = p->mask == ATTN_MASK_WINDOW;
-    return (attn__cuda_call){
-        .dtype = p->dtype,
-        .dtype_out = p->dtype_out,
-        .batch = p->batch,
-        .heads_q = p->heads_q,
-        .heads_kv = p->heads_kv,
-        .tokens_q = p->tokens_q,
-        .tokens_kv = p->tokens_kv,
-        .dim_qk = p->dim_qk,
-        .dim_v = p->dim_v,
-        .scale = (float)p->scale,
-        .left = window && p->window_left >= 0 ? p->window_left : attn__unbounded,
-        .right = causal                           ? 0
-                 : window && p->window_right >= 0 ? p->window_right
-                                                  : attn__unbounded,
-        .cu_q = cu_q,
-        .cu_kv = cu_kv,
-        .total_q = cu_q == NULL ? p->batch * p->tokens_q : cu_q[p->batch],
-        .total_kv = cu_kv == NULL ? p->batch * p->tokens_kv : cu_kv[p->batch],
-    };
+    const attn_options options = ATTN_INIT(attn_options);
+    attn__cuda_call call = attn__device_call(p, &options);
+    if (cu_q != NULL) {
+        call.cu_q = cu_q, call.cu_kv = cu_kv;
+        call.total_q = cu_q[p->batch], call.total_kv = cu_kv[p->batch];
+    }
+    return call;
 }
 
 /* With a poisoned workspace of exactly its size. */
@@ -336,12 +324,32 @@ static void bf16x3_backward_is_right(void **state)
     backward_cases(&attn__cuda_bf16x3_sm90, 128, 4);
 }
 
+/* A plan that knows the tokens of all sequences takes workspace for these, not for so many of the longest. */
+static void ragged_workspace(void **state)
+{
+    (void)state;
+    attn_problem p;
+    const attn_options options = ATTN_INIT(attn_options);
+    assert_int_equal(attn_problem_parse(&p, "batch=8,heads=2,tokens=1000,dim=64"), ATTN_OK);
+    const attn__cuda_call padded = attn__device_call(&p, &options);
+    p.total_q = p.total_kv = 1500;
+    const attn__cuda_call told = attn__device_call(&p, &options);
+    const attn__cuda_kernel *const kernels[] = {&attn__cuda_flash_sm90, &attn__cuda_bf16x3_sm90,
+                                                &attn__cuda_fma_sm90};
+    for (size_t i = 0; i < sizeof kernels / sizeof kernels[0]; i++) {
+        const size_t most = kernels[i]->backward_workspace(&padded, &device);
+        const size_t bytes = kernels[i]->backward_workspace(&told, &device);
+        assert_in_range(bytes, 1, most / 3); /* 1500 of 8000 tokens, and an end of a tile for each sequence */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(spoiled_gradients), cmocka_unit_test(bf16x3_backward_is_right),
         cmocka_unit_test(forward_is_right),  cmocka_unit_test(bf16x3_is_right),
         cmocka_unit_test(short_sequences),   cmocka_unit_test(backward_is_right),
+        cmocka_unit_test(ragged_workspace),
     };
     return cmocka_run_group_tests(tests, install, NULL);
 }

@@ -12,13 +12,13 @@
 #include <pthread.h>
 #include <string.h>
 
-enum { DEVICES = 64, MODULES = 64 };
+enum { DEVICES = 64 };
 
 /* A device and the cubins that it has loaded, in the order of attn__cuda_images. */
 typedef struct opened {
     attn__cuda_device device;
     bool open;
-    CUmodule modules[MODULES];
+    CUmodule modules[ATTN__CUDA_IMAGES];
 } opened;
 
 attn__cuda_api attn__cuda;
@@ -167,7 +167,7 @@ static attn_status find_module(CUmodule *module, opened *slot, const char *image
     while (attn__cuda_images[index].name != NULL && strcmp(attn__cuda_images[index].name, image) != 0) {
         index++;
     }
-    if (attn__cuda_images[index].name == NULL || index >= MODULES) {
+    if (attn__cuda_images[index].name == NULL) {
         return attn__fail(ATTN_EUNSUPPORTED, "this library was built without the CUDA kernels of %s", image);
     }
     if (slot->modules[index] == NULL) {

@@ -91,6 +91,7 @@ typedef struct attn__cuda_image {
     const char *name;
     const unsigned char *begin, *end;
 } attn__cuda_image;
+enum { ATTN__CUDA_IMAGES = 64 }; /* at most */
 extern const attn__cuda_image attn__cuda_images[];
 
 #endif

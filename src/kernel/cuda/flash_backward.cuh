@@ -43,7 +43,6 @@ enum {
     SCORE_TILE = QUERIES / 64 * SCORE_PANEL,
     HALVES = QUERIES / 64, /* of a step, of 64 queries each */
     HALF = 64 * 128,       /* bytes of a half in a panel of Q or dO */
-    COLUMNS = DIM,         /* of dK and dV of a warpgroup */
     SCORES = 32,           /* registers of S^T of a half, and of dP^T */
     GRADIENT = DIM / 2,    /* of dK, and of dV */
 };

@@ -42,7 +42,6 @@ enum {
     KEY_TILE = PANELS * KEY_PANEL,
     QUERY_TILE = PANELS * QUERY_PANEL,
     SCORE_TILE = ROWS * 128, /* of P^T or dS^T */
-    COLUMNS = DIM,           /* of dK or dV of a warpgroup */
     SCORES = 32,             /* registers of S^T or dP^T */
     GRADIENT = DIM / 2,      /* of dK or dV */
 };

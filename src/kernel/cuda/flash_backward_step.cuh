@@ -268,10 +268,9 @@ PTX_INLINE void store_part(const attn__backward_params *p, const work *w, const 
 PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, uint32_t piece,
                                 const float *dk, const float *dv)
 {
-    enum { PARTS = COLUMNS / 64 };
+    enum { PARTS = DIM / 64 };
     uint32_t lane = ptx_thread() % 32;
     uint32_t place = piece + (lane ^ lane / 8 % 4) * 16;
-    int first = COLUMNS < DIM ? (int)its_group() * COLUMNS : 0;
 #pragma unroll 1
     for (int part = 0; part < 2 * PARTS; part++) {
         __syncwarp();
@@ -288,7 +287,7 @@ PTX_INLINE void store_gradients(const attn__backward_params *p, const work *w, u
         __syncwarp();
         outlet out = {part < PARTS ? &p->dk : &p->dv, 0, part < PARTS ? p->scale : 1.0F, part >= PARTS};
         out.dim = out.to->data == nullptr ? 0 : out.is_value ? p->dim_v : p->dim_qk;
-        store_part(p, w, &out, piece, first + part % PARTS * 64);
+        store_part(p, w, &out, piece, part % PARTS * 64);
     }
     __syncwarp();
 }

@@ -26,3 +26,5 @@ const attn__cuda_image attn__cuda_images[] = {
 #undef CUBIN
     {NULL, NULL, NULL},
 };
+_Static_assert(sizeof attn__cuda_images / sizeof *attn__cuda_images <= ATTN__CUDA_IMAGES + 1,
+               "driver.c keeps ATTN__CUDA_IMAGES modules a device: raise it");
