@@ -28,7 +28,7 @@ typedef struct naive {
     cli_place place;
     contest_tensors t;
     product *product[PRODUCTS];
-    void *weights; /* S, then P: [batch][heads_q][n][n] */
+    void *weights; /* S, then P: [batch][heads_q][n][softmax_pitch(n)] */
     void *slopes;  /* dP, then dS */
 } naive;
 
@@ -47,14 +47,14 @@ static attn_status forward(const naive *s)
     attn_status status = ATTN_OK;
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
         status = product_run(s->product[SCORES], head(s, s->t.q, i, n * p->dim_qk), s->t.k,
-                             head(s, s->weights, i, n * n));
+                             head(s, s->weights, i, n * softmax_pitch(n)));
     }
     if (status == ATTN_OK) {
         status = softmax_rows(s->place.gpu, p->dtype, s->weights, s->t.lse, p->batch * p->heads_q * n, n,
                               p->mask == ATTN_MASK_CAUSAL);
     }
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
-        status = product_run(s->product[VALUES], head(s, s->weights, i, n * n), s->t.v,
+        status = product_run(s->product[VALUES], head(s, s->weights, i, n * softmax_pitch(n)), s->t.v,
                              head(s, s->t.o, i, n * p->dim_v));
     }
     return status;
@@ -67,14 +67,15 @@ static attn_status backward(const naive *s)
     attn_status status = ATTN_OK;
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
         status = product_run(s->product[SLOPES], head(s, s->t.dout, i, n * p->dim_v), s->t.v,
-                             head(s, s->slopes, i, n * n));
+                             head(s, s->slopes, i, n * softmax_pitch(n)));
     }
     if (status == ATTN_OK) {
         status = softmax_slopes(s->place.gpu, p->dtype, s->slopes, s->weights, p->batch * p->heads_q * n, n);
     }
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
         const void *q = head(s, s->t.q, i, n * p->dim_qk), *dout = head(s, s->t.dout, i, n * p->dim_v);
-        const void *weights = head(s, s->weights, i, n * n), *slopes = head(s, s->slopes, i, n * n);
+        const void *weights = head(s, s->weights, i, n * softmax_pitch(n)),
+                   *slopes = head(s, s->slopes, i, n * softmax_pitch(n));
         status = product_run(s->product[DQ], slopes, s->t.k, head(s, s->t.dq, i, n * p->dim_qk));
         status =
             status == ATTN_OK ? product_run(s->product[i == 0 ? DK : DK_MORE], slopes, q, s->t.dk) : status;
@@ -104,7 +105,8 @@ static attn_status predict(const contestant *self, const contest_case *c, int64_
     const attn_problem *p = &c->problem;
     const double matrices = c->pass == CONTEST_FORWARD ? 1 : 2;
     (void)self;
-    double cells = (double)p->batch * (double)p->heads_q * (double)p->tokens_q * (double)p->tokens_kv;
+    double rows = (double)p->batch * (double)p->heads_q * (double)p->tokens_q;
+    double cells = rows * (double)softmax_pitch(p->tokens_kv);
     double total = (double)attn_dtype_size(p->dtype) * matrices * cells + (double)product_workspace();
     if (total > 0x1p62) {
         return attn_fail(ATTN_ELIMIT, "the score matrix is larger than any memory");
@@ -131,33 +133,34 @@ static void free_naive(void *state)
 static product_want want_of(const attn_problem *p, int which)
 {
     const int64_t n = p->tokens_q, d = p->dim_qk, dv = p->dim_v, group = p->heads_q / p->heads_kv;
+    const int64_t pitch = softmax_pitch(n);
     const float scale = (float)p->scale, more = which == DK_MORE || which == DV_MORE ? 1 : 0;
     product_want w = {.dtype = p->dtype, .alpha = 1, .beta = more, .batch = p->batch * p->heads_kv};
     switch (which) {
     case SCORES:
-        w.m = n, w.n = n, w.k = d, w.transpose_b = true, w.alpha = scale;
-        w.stride_a = group * n * d, w.stride_b = n * d, w.stride_c = group * n * n;
+        w.m = n, w.n = n, w.k = d, w.transpose_b = true, w.alpha = scale, w.row_c = pitch;
+        w.stride_a = group * n * d, w.stride_b = n * d, w.stride_c = group * n * pitch;
         break;
     case VALUES:
-        w.m = n, w.n = dv, w.k = n;
-        w.stride_a = group * n * n, w.stride_b = n * dv, w.stride_c = group * n * dv;
+        w.m = n, w.n = dv, w.k = n, w.row_a = pitch;
+        w.stride_a = group * n * pitch, w.stride_b = n * dv, w.stride_c = group * n * dv;
         break;
     case SLOPES:
-        w.m = n, w.n = n, w.k = dv, w.transpose_b = true;
-        w.stride_a = group * n * dv, w.stride_b = n * dv, w.stride_c = group * n * n;
+        w.m = n, w.n = n, w.k = dv, w.transpose_b = true, w.row_c = pitch;
+        w.stride_a = group * n * dv, w.stride_b = n * dv, w.stride_c = group * n * pitch;
         break;
     case DQ:
-        w.m = n, w.n = d, w.k = n, w.alpha = scale;
-        w.stride_a = group * n * n, w.stride_b = n * d, w.stride_c = group * n * d;
+        w.m = n, w.n = d, w.k = n, w.alpha = scale, w.row_a = pitch;
+        w.stride_a = group * n * pitch, w.stride_b = n * d, w.stride_c = group * n * d;
         break;
     case DK:
     case DK_MORE:
-        w.m = n, w.n = d, w.k = n, w.transpose_a = true, w.alpha = scale;
-        w.stride_a = group * n * n, w.stride_b = group * n * d, w.stride_c = n * d;
+        w.m = n, w.n = d, w.k = n, w.transpose_a = true, w.alpha = scale, w.row_a = pitch;
+        w.stride_a = group * n * pitch, w.stride_b = group * n * d, w.stride_c = n * d;
         break;
     default:
-        w.m = n, w.n = dv, w.k = n, w.transpose_a = true;
-        w.stride_a = group * n * n, w.stride_b = group * n * dv, w.stride_c = n * dv;
+        w.m = n, w.n = dv, w.k = n, w.transpose_a = true, w.row_a = pitch;
+        w.stride_a = group * n * pitch, w.stride_b = group * n * dv, w.stride_c = n * dv;
         break;
     }
     return w;
@@ -182,8 +185,8 @@ static attn_status setup(const contestant *self, const contest_case *c, const co
         const product_want want = want_of(p, i);
         status = product_open(&s->product[i], s->place.gpu, &want);
     }
-    const size_t bytes =
-        (size_t)(p->batch * p->heads_q * p->tokens_q * p->tokens_kv) * attn_dtype_size(p->dtype);
+    const size_t bytes = (size_t)(p->batch * p->heads_q * p->tokens_q * softmax_pitch(p->tokens_kv)) *
+                         attn_dtype_size(p->dtype);
     if (status == ATTN_OK) {
         s->weights = cli_place_alloc(s->place, bytes);
         status = s->weights != NULL ? ATTN_OK : attn_fail(ATTN_ENOMEM, "no memory for the score matrix");

@@ -110,13 +110,14 @@ static cudaDataType_t type_of(attn_dtype dtype)
     return dtype == ATTN_F16 ? CUDA_R_16F : dtype == ATTN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* A dense matrix of `rows` rows of `row` elements: columns to the library. */
-static bool make_layout(product *p, int which, int64_t rows, int64_t row, int64_t stride)
+/* A matrix of `rows` rows of `row` elements, `pitch` from one to the next if not 0: columns to the library.
+ */
+static bool make_layout(product *p, int which, int64_t rows, int64_t row, int64_t pitch, int64_t stride)
 {
     const int32_t batch = (int32_t)p->want.batch;
     cublasLtMatrixLayout_t *l = &p->layout[which];
-    return lt.layout_create(l, type_of(p->want.dtype), (uint64_t)row, (uint64_t)rows, row) ==
-               CUBLAS_STATUS_SUCCESS &&
+    return lt.layout_create(l, type_of(p->want.dtype), (uint64_t)row, (uint64_t)rows,
+                            pitch > 0 ? pitch : row) == CUBLAS_STATUS_SUCCESS &&
            lt.layout_set(*l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &batch, sizeof batch) ==
                CUBLAS_STATUS_SUCCESS &&
            lt.layout_set(*l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride) ==
@@ -131,9 +132,10 @@ static bool describe(product *p)
     return lt.desc_create(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F) == CUBLAS_STATUS_SUCCESS &&
            lt.desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &b, sizeof b) == CUBLAS_STATUS_SUCCESS &&
            lt.desc_set(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &a, sizeof a) == CUBLAS_STATUS_SUCCESS &&
-           make_layout(p, 0, w->transpose_b ? w->n : w->k, w->transpose_b ? w->k : w->n, w->stride_b) &&
-           make_layout(p, 1, w->transpose_a ? w->k : w->m, w->transpose_a ? w->m : w->k, w->stride_a) &&
-           make_layout(p, 2, w->m, w->n, w->stride_c);
+           make_layout(p, 0, w->transpose_b ? w->n : w->k, w->transpose_b ? w->k : w->n, 0, w->stride_b) &&
+           make_layout(p, 1, w->transpose_a ? w->k : w->m, w->transpose_a ? w->m : w->k, w->row_a,
+                       w->stride_a) &&
+           make_layout(p, 2, w->m, w->n, w->row_c, w->stride_c);
 }
 
 static bool choose_algorithm(product *p)

@@ -10,15 +10,16 @@
 
 #include "attn/cuda.h"
 
-/* For each of `batch` items C = alpha op(A) op(B) + beta C, row by row and dense: C has m rows of n, op(A) m
- * rows of k, op(B) k rows of n; op transposes if asked to.  Strides in elements from one item to the next.
- * Sums in fp32. */
+/* For each of `batch` items C = alpha op(A) op(B) + beta C, row by row: C has m rows of n, op(A) m rows of k,
+ * op(B) k rows of n; op transposes if asked to.  Strides in elements from one item to the next; row_a and
+ * row_c from one row of A and C as they lie in memory to the next, 0 where they are dense.  Sums in fp32. */
 typedef struct product_want {
     attn_dtype dtype;
     int64_t m, n, k;
     bool transpose_a, transpose_b;
     float alpha, beta;
     int64_t batch, stride_a, stride_b, stride_c;
+    int64_t row_a, row_c;
 } product_want;
 
 typedef struct product product;
@@ -38,8 +39,10 @@ attn_status product_run(const product *p, const void *a, const void *b, void *c)
 /* FLOP/s of the product of two square matrices of random normal numbers, the median of some; 0: unknown. */
 double product_peak(int gpu, attn_dtype dtype, int size);
 
-/* Softmax of each of `rows` rows of `keys` scores in place, and their lse.  causal: row i of `keys` rows sees
- * i + 1 keys. On the default stream. */
+/* Elements from a row of `keys` scores to the next: rows begin at multiples of 16 bytes. */
+int64_t softmax_pitch(int64_t keys);
+/* Softmax of each of `rows` rows of `keys` scores in place, zeros up to the next row, and their lse.  causal:
+ * row i of `keys` rows sees i + 1 keys. On the default stream. */
 attn_status softmax_rows(int gpu, attn_dtype dtype, void *scores, float *lse, int64_t rows, int64_t keys,
                          bool causal);
 /* dS = P * (dP - D) in place of dP, where D is the row's sum of P * dP. */

@@ -75,18 +75,18 @@ static attn_status launch(int gpu, const char *kernel, attn_dtype dtype, int64_t
     return result == CUDA_SUCCESS ? ATTN_OK : failed(name, (int)result);
 }
 
-/* Whether rows of that many elements begin at multiples of 16 bytes, as the arrays do. */
-static int wide_rows(attn_dtype dtype, int64_t keys)
+int64_t softmax_pitch(int64_t keys)
 {
-    return keys * (int64_t)attn_dtype_size(dtype) % 16 == 0;
+    return (keys + 7) / 8 * 8;
 }
 
 attn_status softmax_rows(int gpu, attn_dtype dtype, void *scores, float *lse, int64_t rows, int64_t keys,
                          bool causal)
 {
     long long all = rows, count = keys;
-    int banded = causal, wide = wide_rows(dtype, keys);
-    void *arguments[] = {&scores, &lse, &all, &count, &banded, &wide};
+    long long pitch = softmax_pitch(keys);
+    int banded = causal;
+    void *arguments[] = {&scores, &lse, &all, &count, &pitch, &banded};
     return launch(gpu, "rows", dtype, rows, keys, arguments);
 }
 
@@ -94,8 +94,8 @@ attn_status softmax_slopes(int gpu, attn_dtype dtype, void *slopes, const void *
                            int64_t keys)
 {
     long long all = rows, count = keys;
-    int wide = wide_rows(dtype, keys);
-    void *arguments[] = {&slopes, &weights, &all, &count, &wide};
+    long long pitch = softmax_pitch(keys);
+    void *arguments[] = {&slopes, &weights, &all, &count, &pitch};
     return launch(gpu, "slopes", dtype, rows, keys, arguments);
 }
 
