@@ -2,11 +2,13 @@
 /*
  * kernel_cuda_few.c - the CUDA kernel for few queries against many keys: as fast as memory?
  *
- *     kernel_cuda_few [GB]     a list of shapes, with K and V in GB gigabytes
+ *     kernel_cuda_few [GB [NUMBER]]     a list of shapes, with K and V in GB gigabytes; or one of them, from
+ * 0
  *
  * METHOD.  Device time by events around LAUNCHES launches in a row, the median of BATCHES such batches, over
  * as many different K and V as have room, so that none is found in a cache.  The rate is the bytes of K and V
- * over the time, beside that of a copy in the same run, which counts bytes read and written.
+ * over the time, beside that of two copies in the same run, which count bytes read and written: one of all
+ * gigabytes, and one that moves as many bytes as the case, over different memory each time as well.
  */
 #include <string.h>
 
@@ -26,7 +28,8 @@ static const timed_case timed[] = {
     {3, 7, 4, 1, 33333, 128},  {1, 8, 8, 1, 65536, 64},   {1, 8, 8, 8, 65536, 64},
     {64, 8, 4, 1, 8192, 64},   {1, 8, 8, 1, 16384, 256},  {1, 8, 8, 8, 16384, 256},
     {64, 8, 4, 1, 2048, 256},  {1, 8, 4, 1, 8192, 128},   {1, 8, 4, 1, 2048, 128},
-    {1, 8, 8, 16, 32768, 128},
+    {1, 8, 8, 16, 32768, 128}, {1, 8, 8, 8, 131072, 128}, {1, 32, 1, 64, 32768, 128},
+    {1, 8, 8, 8, 262144, 128},
 };
 
 static int by_value(const void *a, const void *b)
@@ -81,8 +84,8 @@ static void enqueue_few(void *data, int64_t number)
 static void enqueue_copy(void *data, int64_t number)
 {
     timed_state *t = data;
-    (void)number;
-    must(attn_cuda_copy(0, t->pool, t->pool + t->bytes, (size_t)t->bytes, NULL));
+    char *set = t->pool + number % t->sets * t->bytes;
+    must(attn_cuda_copy(0, set, set + t->bytes / 2, (size_t)t->bytes / 2, NULL));
 }
 
 static void time_case(const timed_case *c, timed_state *t, int64_t room, double copy)
@@ -117,12 +120,13 @@ static void time_case(const timed_case *c, timed_state *t, int64_t room, double 
     a->o.data = device_memory(rows * (size_t)c->dim * 2);
     a->lse.data = device_memory(rows * 4);
     t->workspace = device_memory(kernel->forward_workspace(a, device));
-    double seconds = median(enqueue_few, t), rate = (double)t->bytes / seconds;
+    double seconds = median(enqueue_few, t), rate = (double)t->bytes / seconds, host = host_seconds;
+    double same = median(enqueue_copy, t);
     printf("batch %3lld heads %3lld/%lld tokens %2lld/%6lld dim %3lld  %6.0f MB %8.1f us %5.2f TB/s %5.1f %% "
-           "of copy, host %.1f us\n",
+           "of copy, %5.1f %% of one of as many bytes (%.1f us), host %.1f us\n",
            (long long)c->batch, (long long)heads, (long long)c->heads_kv, (long long)c->tokens_q,
            (long long)c->tokens_kv, (long long)c->dim, (double)t->bytes * 1e-6, seconds * 1e6, rate * 1e-12,
-           100.0 * rate / copy, host_seconds * 1e6 / LAUNCHES);
+           100.0 * rate / copy, 100.0 * same / seconds, same * 1e6, host * 1e6 / LAUNCHES);
     fflush(stdout);
     attn_cuda_free(0, t->workspace);
     attn_cuda_free(0, a->o.data);
@@ -143,11 +147,14 @@ int main(int argc, char **argv)
     for (int64_t at = 0; at < room; at += BLOCK) {
         must(attn_cuda_copy(0, t.pool + at, block, BLOCK, NULL));
     }
-    t.bytes = room / 2;
-    double copy = 2.0 * (double)t.bytes / median(enqueue_copy, &t);
+    t.bytes = room;
+    t.sets = 1;
+    double copy = (double)t.bytes / median(enqueue_copy, &t);
     printf("copy: %.2f TB/s\n", copy * 1e-12);
     for (size_t i = 0; i < sizeof timed / sizeof *timed; i++) {
-        time_case(&timed[i], &t, room, copy);
+        if (argc <= 2 || (size_t)atoi(argv[2]) == i) {
+            time_case(&timed[i], &t, room, copy);
+        }
     }
     attn_cuda_free(0, t.pool);
     free(block);

@@ -76,9 +76,13 @@ static void test_unequal_caches(void **state)
 {
     (void)state;
     static const int64_t q[] = {1, 1, 0, 1, 3}, kv[] = {900, 1, 50, 0, 2100};
+    static const int64_t all_q[] = {3, 3, 3, 3, 3}, all_kv[] = {2100, 2100, 2100, 2100, 2100};
     attn_problem p =
         parse("batch=5,heads=8,kv_heads=2,tokens=3,kv_tokens=2100,dim=128,dtype=bf16,out=bf16,causal");
     try_case((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 3}, NULL);
+    /* as much as the plan, which knows of no lengths, has room for */
+    try_case((cuda_case){.problem = p, .cu_q = cumulate(all_q, 5), .cu_kv = cumulate(all_kv, 5), .seed = 5},
+             NULL);
     p.dim_qk = p.dim_v = 64;
     p.dtype = p.dtype_out = ATTN_F16;
     p.total_q = 6;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * few.c - the row few-sm90: few query rows against many keys, bf16 and fp16; launches few.cuh, then
- * few_merge.cu.
+ * few_merge.cu, unless every block has whole tiles.
  */
 #include <math.h>
 #include <string.h>
@@ -11,12 +11,17 @@
 #include "kernel/cuda/rows.h"
 
 enum {
-    MULTIPROCESSORS = 132, /* of an H100 or H200; only whether it declines hangs on it */
-    LONG = 2048,           /* keys that are worth splitting for more than 16 tokens */
-    MERGE_BLOCKS = 8,
+    MULTIPROCESSORS = 132,  /* of an H100 or H200; only whether it declines hangs on it */
+    MERGE_BLOCKS = 6,       /* of few_merge for a multiprocessor, at most */
+    LONG = 2048,            /* keys that are worth splitting for more than 16 tokens */
     MOST_SHARED = 227 << 10 /* of a block, which is then alone on its multiprocessor */
 };
 static const int64_t far_away = (int64_t)1 << 40; /* further than any key from any query */
+
+static int64_t clamp(int64_t x)
+{
+    return attn__max(attn__min(x, far_away), -far_away);
+}
 
 static int64_t tiles(const attn__cuda_call *call)
 {
@@ -51,14 +56,28 @@ static bool narrow(const attn__cuda_call *call)
     return tile_rows(call) <= FEW_Q_ROWS(1);
 }
 
-/* As many as run at once, but no more than the longest sequences that may come have work for. */
-static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
+/* As many as run at once, but no more than the longest sequences that may come have work for.  The workspace
+ * is for these: a plan's call may come with fewer tokens, or with sequences of unequal length. */
+static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device *device)
 {
     int64_t units = call->cu_kv != NULL ? call->total_kv / FEW_UNIT + call->batch
                                         : attn__ceil_div(call->tokens_kv, FEW_UNIT) * call->batch;
     int64_t useful = units * tiles(call) * call->heads_kv / FEW_LEAST;
     int64_t most = limited(call, device) ? call->sms : FEW_BLOCKS(padded_dim(call)) * (int64_t)device->sms;
     return attn__max(attn__min(useful, most), 1);
+}
+
+/* About as many, but so that blocks have whole tiles or tiles whole blocks, if they are all of one length: a
+ * share that ends just beyond a tile is what all others wait for, and a whole tile needs no merge. */
+static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    int64_t most = most_blocks(call, device), count = all_tiles(call);
+    if (call->cu_q != NULL || call->cu_kv != NULL || count == 0) {
+        return most;
+    }
+    int64_t each = attn__ceil_div(count, most); /* tiles of a block, if it is not less than one */
+    int64_t fitting = count <= most ? most / count * count : attn__ceil_div(count, each);
+    return 16 * fitting >= 15 * most ? fitting : most;
 }
 
 /* ---- what it takes ---- */
@@ -137,22 +156,10 @@ static const char *declines(const attn__cuda_call *call, bool backward)
 
 /* ---- workspace ---- */
 
-/* Where the second of its two arrays begins, in bytes, and its size. */
-typedef struct room {
-    size_t stats, size;
-} room;
-
-static room room_of(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    size_t rows = (size_t)(blocks(call, device) * 2 * tile_rows(call));
-    room r = {.stats = rows * (size_t)call->dim_v * sizeof(float)}; /* dim_v is a multiple of 8 */
-    r.size = r.stats + rows * 2 * sizeof(float);
-    return r;
-}
-
 static size_t workspace_size(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    return room_of(call, device).size;
+    size_t rows = (size_t)(most_blocks(call, device) * 2 * tile_rows(call));
+    return rows * (size_t)FEW_PART_ROW(call->dim_v) * sizeof(float);
 }
 
 /* ---- launch ---- */
@@ -188,31 +195,57 @@ static few_tensor tensor(const attn__cuda_tensor *t)
     return (few_tensor){t->data, t->batch, t->head, t->token};
 }
 
-static int64_t clamp(int64_t x)
+/* Does each block have whole tiles, so that there is nothing to merge?  The cut is that of few_share.cuh, of
+ * tiles that are all alike. */
+static bool whole(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    return attn__max(attn__min(x, far_away), -far_away);
+    if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) != 1) {
+        return false;
+    }
+    int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
+    int64_t lo = attn__max(shift - clamp(call->left), 0);
+    int64_t hi = attn__min(call->tokens_q + shift + clamp(call->right), call->tokens_kv);
+    int64_t units = attn__ceil_div(attn__max(hi - lo, 0), FEW_UNIT) * all_tiles(call);
+    int64_t count = attn__min(blocks(call, device), attn__max(units / FEW_LEAST, 1));
+    return all_tiles(call) % count == 0;
 }
 
-/* Warps of few_merge for a row, by the parts that a tile may have. */
-static int32_t team(const attn__cuda_call *call, const attn__cuda_device *device)
+/* Tiles that few_merge looks at, or blocks whose last tile it looks at. */
+static int64_t merge_tiles(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    return attn__min(all_tiles(call), blocks(call, device));
+}
+
+/* Rows of a block of few_merge: so many that there is one block a multiprocessor, if its threads suffice. */
+static int64_t merge_rows(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    int64_t each = attn__ceil_div(merge_tiles(call, device) * tile_rows(call), device->sms);
+    return attn__max(attn__min(each, FEW_MERGE_THREADS * 4 / attn__max(call->dim_v, 1)), 1);
+}
+
+/* Blocks of few_merge for a tile; not more in all, since most have nothing to do where there are many tiles.
+ */
+static int64_t row_blocks(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    int64_t useful = attn__ceil_div(tile_rows(call), merge_rows(call, device));
+    return attn__min(useful, attn__ceil_div(MERGE_BLOCKS * (int64_t)device->sms, merge_tiles(call, device)));
+}
+
+/* Parts that a tile has, if it is like the others; few_merge goes round again where there are more. */
+static int64_t most_parts(const attn__cuda_call *call, const attn__cuda_device *device)
 {
     int64_t long_ones = call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
-    int64_t parts = blocks(call, device) / (long_ones * call->heads_kv) + 2;
-    return parts > 6 ? 4 : parts > 3 ? 2 : 1;
+    return blocks(call, device) / (long_ones * call->heads_kv * tiles(call)) + 2;
 }
 
-/* Blocks of few_merge for a tile: a row for each team, until there are MERGE_BLOCKS a multiprocessor. */
-static int32_t row_blocks(const attn__cuda_call *call, const attn__cuda_device *device, int32_t warps)
+static int64_t merge_parts(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    int64_t most = attn__ceil_div(tile_rows(call) * warps, FEW_MERGE_THREADS / 32);
-    int64_t count = attn__min(all_tiles(call), blocks(call, device));
-    return (int32_t)attn__max(attn__min(most, MERGE_BLOCKS * (int64_t)device->sms / attn__max(count, 1)), 1);
+    int64_t bytes = merge_rows(call, device) * FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
+    return attn__min(most_parts(call, device), FEW_MERGE_SHARED / bytes);
 }
 
 static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device, void *workspace)
 {
-    room r = room_of(call, device);
-    char *begin = workspace;
     p->q = tensor(&call->q);
     p->values = tensor(&call->v);
     p->o = tensor(&call->o);
@@ -222,8 +255,7 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->left = clamp(call->left);
     p->right = clamp(call->right);
     p->shift = clamp(call->shift);
-    p->partial = (float *)begin;
-    p->stats = (float *)(begin + r.stats);
+    p->parts = workspace;
     p->scale = (float)(call->scale * 1.4426950408889634); /* log2 e */
     p->batch = (int32_t)call->batch;
     p->heads_kv = (int32_t)call->heads_kv;
@@ -234,8 +266,10 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->dim_v = (int32_t)call->dim_v;
     p->tiles = (int32_t)tiles(call);
     p->rows = (int32_t)tile_rows(call);
-    p->team = team(call, device);
-    p->row_blocks = row_blocks(call, device, p->team);
+    p->merge_rows = (int32_t)merge_rows(call, device);
+    p->row_blocks = (int32_t)row_blocks(call, device);
+    p->merge_parts = (int32_t)merge_parts(call, device);
+    p->early = device->sms;
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
@@ -279,14 +313,17 @@ static attn_status launch_few(few_params *p, const attn__cuda_call *call, const 
 static attn_status launch_merge(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
                                 void *stream)
 {
-    int64_t tiles_or_blocks = attn__min(all_tiles(call), p->blocks);
+    int64_t row = FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
     attn__cuda_launch launch = {
-        .grid = {(unsigned)tiles_or_blocks * (unsigned)p->row_blocks, 1, 1},
+        .grid = {(unsigned)merge_tiles(call, device) * (unsigned)p->row_blocks, 1, 1},
         .block = FEW_MERGE_THREADS,
+        .shared = (unsigned)(p->merge_parts * p->merge_rows * row),
         .overlap = true,
         .stream = stream,
     };
-    ATTN__TRY(attn__cuda_function(&launch.function, device, "few_merge", "few_merge", 0));
+    ATTN__TRY(attn__cuda_function(&launch.function, device, "few_merge", "few_merge", FEW_MERGE_SHARED));
+    ATTN__CUDA_TRY(
+        attn__cuda.function_set(launch.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));
     return attn__cuda_enqueue(&launch, (void *[]){p});
 }
 
@@ -294,12 +331,12 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
                           void *stream)
 {
     few_params p;
-    fill(&p, call, device, workspace);
-    if (tiles(call) == 0 || call->batch == 0) {
+    if (all_tiles(call) == 0) {
         return ATTN_OK; /* no row is asked for */
     }
+    fill(&p, call, device, workspace);
     ATTN__TRY(launch_few(&p, call, device, stream));
-    return launch_merge(&p, call, device, stream);
+    return whole(call, device) ? ATTN_OK : launch_merge(&p, call, device, stream);
 }
 
 static attn_status forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,

@@ -35,6 +35,7 @@ enum {
     STAGES = FEW_STAGES(DIM, FEW_NARROW),
     COMPUTING = 128, /* threads */
     WARPS = COMPUTING / 32,
+    OWN_COLUMNS = FEW_NARROW ? DIM / WARPS : DIM, /* of a tile, that a warp ends up with */
     OWN_KEYS = FEW_NARROW ? KEYS / WARPS : KEYS,   /* of a stage, that a warp works on */
     FELLOWS = FEW_NARROW ? 32 : COMPUTING,         /* threads that work on the same keys */
     SCORES = FEW_NARROW ? OWN_KEYS / 2 : KEYS / 2, /* of a thread: of 16 rows in 32 threads */
@@ -55,23 +56,40 @@ enum {
 #include "kernel/cuda/few_wide.cuh"
 #endif
 
+/*
+ * The first round is a rehearsal, while the first keys are on their way: what ends a part of a tile has then been read
+ * into the instruction caches.  The part that it writes is written again, or counts for nobody.
+ */
 FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
-    few_turn turn = {0, 0}, q = {0, 0};
+    enum { REHEARSAL = 2 }; /* in place of the parity of Q's buffer: there is no register to spare */
+    few_turn turn = {0, 0}, q = {0, REHEARSAL};
     uint32_t address = ptx_shared(shared);
-    do {
+#pragma unroll 1
+    while (true) {
         few_state s;
         begin_tile(p, c, &s);
-        ptx_barrier_wait(q_barrier(address, q), q.parity);
-        compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
-        if (threadIdx.x % 32 == 0) {
-            ptx_barrier_arrive(q_barrier(address, q) + 8);
+        if (q.parity != REHEARSAL) {
+            ptx_barrier_wait(q_barrier(address, q), q.parity);
+            compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
+            if (threadIdx.x % 32 == 0) {
+                ptx_barrier_arrive(q_barrier(address, q) + 8);
+            }
+            turn_on(&q, 2);
         }
-        turn_on(&q, 2);
-        if (finish_tile(&s, shared)) {
-            end_tile(p, c, &s);
+        finish_tile(&s, shared);
+        bool whole = c->at.first == 0 && c->last == c->at.tile.units;
+        if (whole && q.parity != REHEARSAL) {
+            write_rows(p, c, &s);
+        } else {
+            write_partial(p, c, &s);
         }
-    } while (few_share_next(p, c));
+        if (q.parity == REHEARSAL) {
+            q.parity = 0;
+        } else if (!few_share_next(p, c)) {
+            break;
+        }
+    }
 }
 
 FEW void make_barriers(uint32_t shared)
@@ -89,7 +107,7 @@ FEW void make_barriers(uint32_t shared)
     ptx_barrier_init_fence();
 }
 
-extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM, FEW_NARROW))
+extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
     few(const __grid_constant__ few_params params)
 {
     extern __shared__ __align__(1024) unsigned char shared[];

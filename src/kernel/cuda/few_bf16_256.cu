@@ -5,7 +5,7 @@
 #define FEW_NARROW   0
 #define TYPE         "bf16"
 #define FEW_DIM      256
-#define FEW_WGMMA_S  wgmma_64_ss
+#define FEW_WGMMA_S  wgmma_32_ss
 #define FEW_WGMMA_O  wgmma_256_rt
 #define FEW_PACK     ptx_pack_bf16
 #define FEW_EXPONENT 0x7f80u

@@ -83,18 +83,27 @@ FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
 
 /* ---- the warp that loads Q ---- */
 
+FEW const uint16_t *q_row(const few_params *p, const few_share *c, int row)
+{
+    int in_head = c->at.index * FEW_ROWS + row, token = in_head / p->group;
+    int64_t head = (int64_t)c->at.head * p->group + in_head - token * p->group;
+    return (const uint16_t *)p->q.data + few_offset(&p->q, &c->at.sequence, c->at.b, head, token);
+}
+
 /* The tile's rows of Q, swizzled; zeros where a warp that computes has rows that are not used. */
 FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
 {
-    int used = (c->at.tile.rows + 15) / 16 * 16;
-    const uint16_t *from = (const uint16_t *)p->q.data;
-    for (int i = (int)(threadIdx.x % 32); i < used * (DIM / 8); i += 32) {
-        int row = i / (DIM / 8), piece = i % (DIM / 8), in_head = c->at.index * FEW_ROWS + row;
-        int token = in_head / p->group, head = c->at.head * p->group + in_head - token * p->group;
-        bool there = row < c->at.tile.rows && piece * 8 < p->dim_qk;
-        int64_t at = there ? few_offset(&p->q, &c->at.sequence, c->at.b, head, token) + piece * 8 : 0;
-        ptx_copy_16(to + piece / 8 * (Q_ROWS * 128) + row * 128 + ((piece ^ row) & 7) * 16, from + at,
-                      there ? 16 : 0);
+    enum { PIECES = DIM / 8, STEP = 32 / PIECES }; /* of 16 bytes, of a row; rows that the warp fetches at once */
+    int lane = (int)(threadIdx.x % 32), piece = lane % PIECES, used = (c->at.tile.rows + 15) / 16 * 16;
+    int rows = piece * 8 < p->dim_qk ? c->at.tile.rows : 0;
+    const uint16_t *first = q_row(p, c, min(lane, c->at.tile.rows - 1));
+    const uint16_t *second = q_row(p, c, min(lane + 32, c->at.tile.rows - 1));
+    to += piece / 8 * (Q_ROWS * 128);
+#pragma unroll 4
+    for (int i = 0; i < used; i += STEP) {
+        int row = i + lane / PIECES;
+        uint64_t from = __shfl_sync(~0u, (uint64_t)(i < 32 ? first : second), row % 32);
+        ptx_copy_16(to + row * 128 + ((piece ^ row) & 7) * 16, (const uint16_t *)from + piece * 8, row < rows ? 16 : 0);
     }
     ptx_copy_wait_all();
     ptx_fence_async();

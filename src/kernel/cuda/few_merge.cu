@@ -3,30 +3,30 @@
  * few_merge.cu - the end of few.cuh: the parts of a tile, which several blocks have worked on, become its
  * rows.
  *
- * A row is the work of `team` warps: each goes over every team-th part with a running maximum, then the first
- * adds up what they found, in order.  So the bits depend on the parts alone.
+ * A block has some rows of one tile.  These rows of all parts are asked for at once, as far as there is room, so
+ * that one latency is waited for; then each thread adds up 4 columns of a row, over all parts or, where there
+ * are more threads than columns, over every second, third.. of them.  What several threads have found is added
+ * in order, so the bits depend on the parts alone.
  *
- * COST.  Reads the partials, which lie in the second-level cache, and writes the rows: about 2 us, all of it
- * latency. While few is still at work everything is done once in vain, so that instructions and addresses are
- * at hand.
+ * COST.  Reads the parts, which lie in the second-level cache, and writes the rows: 3 us with the start of the
+ * kernel, nearly all of it latency.  What starts while few is still at work does everything once in vain, with one part, so that
+ * instructions and addresses are at hand.
  */
 #include "kernel/cuda/few_share.cuh"
 
-enum {
-    WARPS = FEW_MERGE_THREADS / 32,
-    FLIGHT = 5 /* parts that are on their way at once */
-};
+enum { THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32 };
 
-/* Sums over some of the parts: of 4 columns; below, the row's maximum, in powers of 2, and its sum. */
+/* Sums over some of the parts: of 4 columns; the row's maximum, in powers of 2, and its sum. */
 typedef struct merge_sums {
     float4 o;
-    float2 below;
+    float most, sum;
 } merge_sums;
 
 /* A tile that has parts, if parts > 1: the first is of block `first`. */
 typedef struct merge_tile {
     few_sequence sequence;
     int b, head, index;
+    int rows;
     unsigned first, parts;
 } merge_tile;
 
@@ -66,110 +66,177 @@ FEW merge_tile find_tile(const few_params *p, int number)
         units = from < few_first_of(&cut, (unsigned)number) ? 0 : units;
     }
     if (units > 0) {
+        t.rows = min(t.sequence.n_q * p->group - t.index * FEW_ROWS, (int)FEW_ROWS);
         t.first = few_block_of(&cut, from);
         t.parts = few_block_of(&cut, from + units - 1) - t.first + 1;
     }
     return t;
 }
 
-/* Adds another's. */
-FEW void add_sums(merge_sums *s, float2 below, float4 o)
+/* What a block merges: rows of a tile, and how its threads share them. */
+typedef struct merge_work {
+    int first, rows; /* of the tile */
+    int columns;     /* of a row, in fours */
+    int members;     /* threads that have the same columns of the same row */
+    unsigned bytes;  /* of these rows in a part */
+} merge_work;
+
+/* From row `first` on, of which there may be none. */
+FEW merge_work work_of(const few_params *p, const merge_tile *t, int first)
 {
-    float most = fmaxf(s->below.x, below.x), used = most == -INFINITY ? 0.0f : most;
-    float mine = ptx_exp2(s->below.x - used), other = ptx_exp2(below.x - used);
-    s->below = make_float2(most, s->below.y * mine + below.y * other);
-    s->o = make_float4(s->o.x * mine + o.x * other, s->o.y * mine + o.y * other, s->o.z * mine + o.z * other,
-                       s->o.w * mine + o.w * other);
+    merge_work w;
+    w.first = first;
+    w.rows = min(t->rows - first, p->merge_rows);
+    w.columns = p->dim_v / 4;
+    w.members = THREADS / max(w.rows * w.columns, 1);
+    w.bytes = (unsigned)(w.rows * FEW_PART_ROW(p->dim_v) * 4);
+    return w;
 }
 
-/* Every team-th part of 4 columns of a row.  The first part ends a block's share, the others begin one. */
-FEW void add_parts(const few_params *p, merge_sums *s, const merge_tile *t, int row, int column,
-                   unsigned member)
+/* A thread's work in it. */
+typedef struct merge_place {
+    int member, item; /* items are rows times columns in fours */
+    int column;       /* the first of 4 */
+    int in_part;      /* floats of these rows of a part before this row */
+    few_row row;
+} merge_place;
+
+FEW merge_place place_of(const few_params *p, const merge_tile *t, const merge_work *w)
 {
-    unsigned team = (unsigned)p->team;
-    for (unsigned begin = member; begin < t->parts; begin += FLIGHT * team) {
-        float2 below[FLIGHT];
-        float4 o[FLIGHT];
-#pragma unroll
-        for (unsigned i = 0; i < FLIGHT; i++) {
-            unsigned part = begin + i * team;
-            int64_t at = ((int64_t)(t->first + part) * 2 + (part == 0)) * p->rows + row;
-            below[i] = make_float2(-INFINITY, 0.0f);
-            o[i] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-            if (part < t->parts) {
-                below[i] = __ldcg((const float2 *)p->stats + at);
-                if (column < p->dim_v) {
-                    o[i] = __ldcg((const float4 *)(p->partial + at * p->dim_v + column));
-                }
-            }
-        }
-#pragma unroll
-        for (int i = 0; i < FLIGHT; i++) {
-            add_sums(s, below[i], o[i]);
+    merge_place at;
+    int items = w->rows * w->columns;
+    at.member = (int)threadIdx.x / items;
+    at.item = (int)threadIdx.x - at.member * items;
+    int row = at.item / w->columns;
+    at.column = 4 * (at.item - row * w->columns);
+    at.in_part = row * FEW_PART_ROW(p->dim_v);
+    at.row = few_row_of(p, &t->sequence, t->b, t->head, t->index, w->first + row);
+    return at;
+}
+
+/* These rows of the parts begin .. begin + count - 1, to shared memory.  The first part ends a block's share, the
+ * others begin one. */
+FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *w, unsigned begin, unsigned count,
+                    uint32_t to)
+{
+    const int64_t half = (int64_t)p->rows * FEW_PART_ROW(p->dim_v) * 4; /* bytes of one of a block's two parts */
+    const unsigned warp = threadIdx.x / 32, step = WARPS * w->bytes;
+    const char *first = (const char *)p->parts + (int64_t)(t->first + begin + warp) * 2 * half +
+                        (int64_t)w->first * FEW_PART_ROW(p->dim_v) * 4;
+    for (unsigned piece = threadIdx.x % 32 * 16; piece < w->bytes; piece += 32 * 16) {
+        const char *from = first + piece;
+        uint32_t at = to + warp * w->bytes + piece;
+#pragma unroll 4
+        for (unsigned part = begin + warp; part < begin + count; part += WARPS) {
+            ptx_copy_16(at, part == 0 ? from + half : from, 16);
+            from += 2 * WARPS * half;
+            at += step;
         }
     }
-}
-
-/* What the other warps of the team have found, to its first. */
-FEW void add_team(const few_params *p, merge_sums *s, int warp, int member)
-{
-    __shared__ merge_sums found[WARPS][32];
-    int lane = (int)(threadIdx.x % 32);
-    found[warp][lane] = *s;
+    ptx_copy_wait_all();
     __syncthreads();
-    for (int i = 1; member == 0 && i < p->team; i++) {
-        add_sums(s, found[warp + i][lane].below, found[warp + i][lane].o);
-    }
-    __syncthreads();
 }
 
-/* A row, by the warps of a team, 128 columns after the other.  Not really: only what leads to it. */
-FEW void merge_row(const few_params *p, const merge_tile *t, int row, bool really)
+/* Adds every step-th of `count` parts that lie `stride` floats apart; x: these columns of the first, below: what is behind
+ * that row's columns. */
+FEW void add_parts(merge_sums *s, const float *x, const float *below, int count, int step, int stride)
 {
-    int warp = (int)(threadIdx.x / 32), lane = (int)(threadIdx.x % 32), member = warp % p->team;
-    bool mine = t->index * FEW_ROWS + row < t->sequence.n_q * p->group && row < p->rows;
-    few_row at = few_row_of(p, &t->sequence, t->b, t->head, t->index, mine ? row : 0);
-    few_end end;
-    for (int column = 4 * lane; column < p->dim_v + 4 * lane; column += 128) {
-        merge_sums s = {{0.0f, 0.0f, 0.0f, 0.0f}, {-INFINITY, 0.0f}};
-        if (mine) {
-            add_parts(p, &s, t, row, column, (unsigned)member);
-        }
-        if (p->team > 1) {
-            add_team(p, &s, warp, member);
-        }
-        end = few_end_of(p, s.below.x, s.below.y, at.lse);
-        if (mine && really && member == 0 && column < p->dim_v) {
-            few_store(p, at.o + column, end, s.o.x, s.o.y);
-            few_store(p, at.o + column + 2, end, s.o.z, s.o.w);
-        }
+    float most = s->most;
+#pragma unroll 4
+    for (int i = 0; i < count; i += step) {
+        most = fmaxf(most, below[i * stride]);
     }
-    __syncwarp();
-    if (mine && really && member == 0 && lane == 0 && at.lse != nullptr) {
-        *at.lse = end.lse;
+    float used = most == -INFINITY ? 0.0f : most, fade = ptx_exp2(s->most - used);
+    merge_sums all = {{s->o.x * fade, s->o.y * fade, s->o.z * fade, s->o.w * fade}, most, s->sum * fade};
+#pragma unroll 4
+    for (int i = 0; i < count; i += step) {
+        float4 o = *(const float4 *)(x + i * stride);
+        float weight = ptx_exp2(below[i * stride] - used);
+        all.sum += below[i * stride + 1] * weight;
+        all.o.x += o.x * weight;
+        all.o.y += o.y * weight;
+        all.o.z += o.z * weight;
+        all.o.w += o.w * weight;
+    }
+    *s = all;
+}
+
+/* What the other threads with the same columns have found, to the first of them. */
+FEW void add_members(const merge_work *w, merge_sums *s, const merge_place *at)
+{
+    __shared__ __align__(16) float found[THREADS][8];
+    float *mine = found[threadIdx.x];
+    *(float4 *)mine = s->o;
+    *(float2 *)(mine + 4) = make_float2(s->most, s->sum);
+    __syncthreads();
+    if (at->member == 0 && w->members > 1) {
+        int items = w->rows * w->columns;
+        const float *next = found[at->item + items];
+        add_parts(s, next, next + 4, w->members - 1, 1, items * 8);
     }
 }
 
-extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 6)
+/* The rows from `parts` parts.  Not really: only what leads to it. */
+FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *w, const merge_place *at, int parts,
+                    bool really, unsigned char *shared)
+{
+    int stride = (int)w->bytes / 4;
+    const float *from = (const float *)shared + at->in_part;
+    merge_sums s = {{0.0f, 0.0f, 0.0f, 0.0f}, -INFINITY, 0.0f};
+    for (int begin = 0; begin < parts; begin += p->merge_parts) {
+        int count = min(parts - begin, p->merge_parts);
+        load_parts(p, t, w, (unsigned)begin, (unsigned)count, ptx_shared(shared));
+        if (at->member < w->members) {
+            int skip = at->member * stride;
+            add_parts(&s, from + at->column + skip, from + p->dim_v + skip, count - at->member, w->members, stride);
+        }
+        __syncthreads();
+    }
+    add_members(w, &s, at);
+    bool writes = really && at->member == 0;
+    few_end end = few_end_of(p, s.most, s.sum, at->row.lse);
+    if (writes) {
+        few_store(p, at->row.o + at->column, end, s.o.x, s.o.y);
+        few_store(p, at->row.o + at->column + 2, end, s.o.z, s.o.w);
+    }
+    __syncthreads(); /* all have read the lse that was there */
+    if (writes && at->column == 0 && at->row.lse != nullptr) {
+        *at->row.lse = end.lse;
+    }
+}
+
+/* 8: no more than 64 registers, which is what few leaves on a multiprocessor. */
+extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 8)
     few_merge(const __grid_constant__ few_params params)
 {
+    extern __shared__ __align__(16) unsigned char shared[];
     const few_params *p = &params;
-    int teams = WARPS / p->team, number = (int)blockIdx.x / p->row_blocks; /* of tile or block */
-    int first = ((int)blockIdx.x - number * p->row_blocks) * teams;        /* row */
+    int number = (int)blockIdx.x / p->row_blocks; /* of tile or block */
     ptx_grid_go();
     merge_tile tile = find_tile(p, number);
-    if (tile.parts < 2) {
+    merge_work work = work_of(p, &tile, ((int)blockIdx.x - number * p->row_blocks) * p->merge_rows);
+    if (tile.parts < 2 || work.rows <= 0) {
         ptx_grid_wait(); /* or what comes after this kernel would not wait for the one before it */
         return;
     }
+    merge_place place = place_of(p, &tile, &work);
+    bool really = blockIdx.x >= (unsigned)p->early;
+    if (really) {
+        ptx_grid_wait();
+    }
 #pragma unroll 1
-    for (int pass = 0; pass < 2; pass++) {
-        if (pass == 1) {
+    while (true) {
+        merge_rows(p, &tile, &work, &place, really ? (int)tile.parts : 1, really, shared);
+        if (!really) {
+            really = true;
             ptx_grid_wait();
+            continue;
         }
-        int end = pass == 1 ? p->rows : first + 1;
-        for (int row = first; row < end; row += p->row_blocks * teams) {
-            merge_row(p, &tile, row + (int)(threadIdx.x / 32) / p->team, pass == 1);
+        int next = work.first + p->row_blocks * p->merge_rows;
+        if (next >= tile.rows) {
+            break;
         }
+        work = work_of(p, &tile, next);
+        place = place_of(p, &tile, &work);
     }
 }

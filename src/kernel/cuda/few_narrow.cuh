@@ -80,39 +80,51 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
     }
 }
 
-/* What the other warps have found, to the first; true for that one. */
-FEW bool finish_tile(few_state *s, unsigned char *shared)
+/* What all warps have found: a fourth of the columns to each, in the first registers of o. */
+FEW void finish_tile(few_state *s, unsigned char *shared)
 {
+    enum { OWN = OWN_COLUMNS / 4 }; /* pairs of o that a thread keeps */
     int lane = (int)(threadIdx.x % 32), warp = (int)(threadIdx.x / 32);
     float2 *o = (float2 *)(shared + GATHER);
-    float4 *below = (float4 *)(shared + GATHER + (WARPS - 1) * 32 * DIM * 2);
+    float4 *below = (float4 *)(shared + GATHER + WARPS * 32 * DIM * 2);
     add_sums(s);
-    ptx_sync(1, COMPUTING); /* the first warp has read what the others had found in the tile before */
-    if (warp > 0) {
+    ptx_sync(1, COMPUTING); /* all have read what was found in the tile before */
 #pragma unroll
-        for (int i = 0; i < DIM / 4; i++) {
-            o[((warp - 1) * (DIM / 4) + i) * 32 + lane] = make_float2(s->o[2 * i], s->o[2 * i + 1]);
-        }
-        below[(warp - 1) * 32 + lane] = make_float4(s->most[0], s->sum[0], s->most[1], s->sum[1]);
+    for (int i = 0; i < DIM / 4; i++) {
+        o[(warp * (DIM / 4) + i) * 32 + lane] = make_float2(s->o[2 * i], s->o[2 * i + 1]);
     }
+    below[warp * 32 + lane] = make_float4(s->most[0], s->sum[0], s->most[1], s->sum[1]);
     ptx_sync(1, COMPUTING);
-    for (int other = 0; warp == 0 && other < WARPS - 1; other++) {
-        float4 x = below[other * 32 + lane];
-        float most[2] = {x.x, x.z}, sum[2] = {x.y, x.w}, mine[2], theirs[2];
+    float weight[WARPS][2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float top = s->most[r];
+        for (int w = 0; w < WARPS; w++) {
+            top = fmaxf(top, r == 0 ? below[w * 32 + lane].x : below[w * 32 + lane].z);
+        }
+        s->most[r] = top;
+        s->sum[r] = 0.0f;
+    }
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) {
+        float4 x = below[w * 32 + lane];
 #pragma unroll
         for (int r = 0; r < 2; r++) {
-            float top = fmaxf(s->most[r], most[r]), used = top == -INFINITY ? 0.0f : top;
-            mine[r] = ptx_exp2(s->most[r] - used);
-            theirs[r] = ptx_exp2(most[r] - used);
-            s->sum[r] = s->sum[r] * mine[r] + sum[r] * theirs[r];
-            s->most[r] = top;
-        }
-#pragma unroll
-        for (int i = 0; i < DIM / 4; i++) {
-            float2 y = o[(other * (DIM / 4) + i) * 32 + lane];
-            s->o[2 * i] = s->o[2 * i] * mine[i % 2] + y.x * theirs[i % 2];
-            s->o[2 * i + 1] = s->o[2 * i + 1] * mine[i % 2] + y.y * theirs[i % 2];
+            float used = s->most[r] == -INFINITY ? 0.0f : s->most[r];
+            weight[w][r] = ptx_exp2((r == 0 ? x.x : x.z) - used);
+            s->sum[r] += (r == 0 ? x.y : x.w) * weight[w][r];
         }
     }
-    return warp == 0;
+#pragma unroll
+    for (int i = 0; i < OWN; i++) {
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll
+        for (int w = 0; w < WARPS; w++) {
+            float2 y = o[(w * (DIM / 4) + warp * OWN + i) * 32 + lane];
+            sum.x += y.x * weight[w][i % 2];
+            sum.y += y.y * weight[w][i % 2];
+        }
+        s->o[2 * i] = sum.x;
+        s->o[2 * i + 1] = sum.y;
+    }
 }

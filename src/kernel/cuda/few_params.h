@@ -8,12 +8,17 @@
 #include <stdint.h>
 
 enum {
-    FEW_ROWS = 64,          /* of a tile: what one product of a warpgroup has */
-    FEW_UNIT = 16,          /* keys: what a block's share is counted in */
-    FEW_LEAST = 8,          /* units that are worth a block */
-    FEW_THREADS = 192,      /* a warpgroup that computes, a warp that loads K and V, one that loads Q */
-    FEW_MERGE_THREADS = 128 /* of few_merge: it shares a multiprocessor with the blocks of the next few */
+    FEW_ROWS = 64,              /* of a tile: what one product of a warpgroup has */
+    FEW_UNIT = 16,              /* keys: what a block's share is counted in */
+    FEW_LEAST = 8,              /* units that are worth a block */
+    FEW_THREADS = 192,          /* a warpgroup that computes, a warp that loads K and V, one that loads Q */
+    FEW_MERGE_THREADS = 128,    /* of few_merge: it shares a multiprocessor with the blocks of few */
+    FEW_MERGE_SHARED = 72 << 10 /* bytes, at most */
 };
+
+/* Floats of a row of a part of a tile: its sums, not yet divided, its running maximum, in powers of 2, its
+ * sum of weights; the rest keeps rows at multiples of 32 bytes. */
+#define FEW_PART_ROW(dim_v) ((dim_v) + 8)
 
 /*
  * Of a block for heads of up to `dim` dims and up to 16 rows (narrow) or 64: keys of a stage of its ring; its
@@ -21,12 +26,12 @@ enum {
  * bytes of shared memory: Q twice, the ring, two barriers for each; registers of a thread; blocks of a
  * multiprocessor: sums of 256 dims leave room for one.
  */
-#define FEW_KEYS(dim, narrow)      ((dim) == 128 && !(narrow) ? 32 : 64)
-#define FEW_STAGE(dim, narrow)     ((narrow) ? 64 * 64 * 2 : FEW_KEYS(dim, narrow) * (dim)*2)
-#define FEW_STAGES(dim, narrow)    ((narrow) ? ((dim) == 256 ? 6 : 3) : (dim) == 256 ? 3 : (dim) == 128 ? 4 : 8)
-#define FEW_Q_ROWS(narrow)         ((narrow) ? 16 : FEW_ROWS)
-#define FEW_GATHER(dim, narrow)    ((narrow) ? 3 * 32 * ((dim)*2 + 16) : 0)
-#define FEW_REGISTERS(dim, narrow) ((dim) == 256 ? ((narrow) ? 248 : 224) : 144)
+#define FEW_KEYS(dim, narrow)   ((dim) == 64 || (narrow) ? 64 : 32)
+#define FEW_STAGE(dim, narrow)  ((narrow) ? 64 * 64 * 2 : FEW_KEYS(dim, narrow) * (dim)*2)
+#define FEW_STAGES(dim, narrow) ((narrow) ? ((dim) == 256 ? 6 : 3) : (dim) == 256 ? 5 : 4)
+#define FEW_Q_ROWS(narrow)      ((narrow) ? 16 : FEW_ROWS)
+#define FEW_GATHER(dim, narrow) ((narrow) ? 4 * 32 * ((dim)*2 + 16) : 0)
+#define FEW_REGISTERS(dim)      ((dim) == 256 ? 224 : 144)
 #define FEW_SHARED(dim, narrow)                                                                              \
     (2 * (FEW_Q_ROWS(narrow) * (dim)*2 + 16) + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +     \
      FEW_GATHER(dim, narrow))
@@ -53,17 +58,18 @@ typedef struct few_params {
     few_tensor q, values, o, lse;
     const int64_t *cu_q, *cu_kv;
     int64_t left, right, shift; /* the band; left and right at most 2^40 */
-    float *partial;             /* [block][2][rows][dim_v]: sums not yet divided */
-    float *stats;               /* [block][2][rows][2]: running maximum, in powers of 2, and sum */
+    float *parts;               /* [block][2][rows][FEW_PART_ROW(dim_v)] */
     float scale;                /* times log2 e */
     int32_t batch, heads_kv, group;
     int32_t tokens_q, tokens_kv;
     int32_t dim_qk, dim_v;
-    int32_t tiles;      /* of one kv head, at most */
-    int32_t rows;       /* of a tile, at most */
-    int32_t team;       /* few_merge: warps that share a row */
-    int32_t row_blocks; /* few_merge: blocks that share the rows of a tile */
-    int32_t dtype_out;  /* attn_dtype */
+    int32_t tiles;       /* of one kv head, at most */
+    int32_t rows;        /* of a tile, at most */
+    int32_t merge_rows;  /* few_merge: of a block */
+    int32_t row_blocks;  /* few_merge: blocks that share the rows of a tile */
+    int32_t merge_parts; /* few_merge: whose rows have room in shared memory at once */
+    int32_t early;       /* few_merge: blocks that start while few is at work */
+    int32_t dtype_out;   /* attn_dtype */
     int32_t shifted, merge;
     int32_t blocks;  /* of few, at most */
     int32_t by_tile; /* few_merge looks at each tile; else, where they are fewer, at each block's last */

@@ -35,20 +35,32 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
     }
 }
 
+/* -inf for the keys from `key` on that a row does not see. */
+FEW void mask(const few_state *s, float *scores, int key)
+{
+    int column = 2 * (int)(threadIdx.x % 4);
+    PTX_FORGET(); /* else every tile is masked, by instructions that mostly do nothing */
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+        int r = i / 2 % 2, at = key + i / 4 * 8 + column + i % 2;
+        scores[i] = at < s->lo[r] || at >= s->hi[r] ? -INFINITY : scores[i];
+    }
+}
+
 /* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
 FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool masked, float scale)
 {
-    int column = 2 * (int)(threadIdx.x % 4);
     float most[2] = {s->most[0], s->most[1]}, sum[2] = {0.0f, 0.0f}, used[2];
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
-        int r = i / 2 % 2;
         scores[i] *= scale;
-        if (masked) {
-            int at = key + i / 4 * 8 + column + i % 2;
-            scores[i] = at < s->lo[r] || at >= s->hi[r] ? -INFINITY : scores[i];
-        }
-        most[r] = fmaxf(most[r], scores[i]);
+    }
+    if (masked) {
+        mask(s, scores, key);
+    }
+#pragma unroll
+    for (int i = 0; i < SCORES; i++) {
+        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], scores[i]);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -156,25 +168,42 @@ FEW void add_values(const few_params *p, const few_share *c, few_state *s, int k
 
 /* ---- what becomes of a tile ---- */
 
+/* The first of the columns that this warp has at the end. */
+FEW int first_column()
+{
+    return FEW_NARROW ? (int)(threadIdx.x / 32) * OWN_COLUMNS : 0;
+}
+
+FEW few_row row_at(const few_params *p, const few_share *c, int row)
+{
+    return few_row_of(p, &c->at.sequence, c->at.b, c->at.head, c->at.index, row);
+}
+
 /* A whole tile: its rows are final. */
 FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
 {
-    int lane = (int)(threadIdx.x % 32), column = 2 * (lane % 4);
+    int lane = (int)(threadIdx.x % 32), first = first_column();
+    few_end end[2];
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        int row = min(first_row() + lane / 4 + 8 * r, c->at.tile.rows - 1);
+        end[r] = few_end_of(p, s->most[r], s->sum[r], row_at(p, c, row).lse);
+    }
+    ptx_sync(1, COMPUTING); /* all have read the lse that was there */
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = first_row() + lane / 4 + 8 * r;
         if (row < c->at.tile.rows) {
-            few_row at = few_row_of(p, &c->at.sequence, c->at.b, c->at.head, c->at.index, row);
-            few_end end = few_end_of(p, s->most[r], s->sum[r], at.lse);
+            few_row at = row_at(p, c, row);
 #pragma unroll
-            for (int i = 0; i < DIM / 8; i++) {
-                if (8 * i < p->dim_v) {
-                    few_store(p, at.o + 8 * i + column, end, s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+            for (int i = 0; i < OWN_COLUMNS / 8; i++) {
+                if (first + 8 * i < p->dim_v) {
+                    few_store(p, at.o + first + 8 * i + 2 * (lane % 4), end[r], s->o[4 * i + 2 * r],
+                              s->o[4 * i + 2 * r + 1]);
                 }
             }
-            __syncwarp(__activemask());
-            if (lane % 4 == 0 && at.lse != nullptr) {
-                *at.lse = end.lse;
+            if (lane % 4 == 0 && first == 0 && at.lse != nullptr) {
+                *at.lse = end[r].lse;
             }
         }
     }
@@ -183,32 +212,23 @@ FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
 /* A part of a tile, for few_merge.cu. */
 FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
 {
-    int lane = (int)(threadIdx.x % 32), column = 2 * (lane % 4);
+    int lane = (int)(threadIdx.x % 32), first = first_column();
     int64_t slot = (int64_t)blockIdx.x * 2 + (c->at.first == 0);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = first_row() + lane / 4 + 8 * r;
         if (row < c->at.tile.rows) {
-            float *to = p->partial + (slot * p->rows + row) * p->dim_v + column;
+            float *to = p->parts + (slot * p->rows + row) * FEW_PART_ROW(p->dim_v);
 #pragma unroll
-            for (int i = 0; i < DIM / 8; i++) {
-                if (8 * i < p->dim_v) {
-                    *(float2 *)(to + 8 * i) = make_float2(s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
+            for (int i = 0; i < OWN_COLUMNS / 8; i++) {
+                if (first + 8 * i < p->dim_v) {
+                    *(float2 *)(to + first + 8 * i + 2 * (lane % 4)) = make_float2(s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
                 }
             }
-            if (lane % 4 == 0) {
-                *(float2 *)(p->stats + (slot * p->rows + row) * 2) = make_float2(s->most[r], s->sum[r]);
+            if (lane % 4 == 0 && first == 0) {
+                *(float2 *)(to + p->dim_v) = make_float2(s->most[r], s->sum[r]);
             }
         }
-    }
-}
-
-FEW void end_tile(const few_params *p, const few_share *c, few_state *s)
-{
-    if (c->at.first == 0 && c->last == c->at.tile.units) {
-        write_rows(p, c, s);
-    } else {
-        write_partial(p, c, s);
     }
 }
 

@@ -12,15 +12,16 @@ FEW void pin(float *x, int count)
     }
 }
 
-/* scores[64][KEYS] = Q K^T, a group of wgmma */
+/* scores[64][KEYS] = Q K^T, a group of wgmma; q: the low half of an operand */
 FEW void begin_scores(float *scores, uint32_t q, uint32_t k)
 {
+    uint64_t keys = ptx_operand(k, 16);
     ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < DIM / 16; i++) {
         uint32_t inside = i % 4 * 32;
-        FEW_WGMMA_S(scores, ptx_operand(q + i / 4 * (Q_ROWS * 128) + inside, 16),
-                    ptx_operand(k + i / 4 * (KEYS * 128) + inside, 16), i > 0);
+        FEW_WGMMA_S(scores, ptx_operand_at(q, i / 4 * (Q_ROWS * 128) + inside),
+                    ptx_operand_at(keys, i / 4 * (KEYS * 128) + inside), i > 0);
     }
     ptx_wgmma_commit();
 }
@@ -28,11 +29,12 @@ FEW void begin_scores(float *scores, uint32_t q, uint32_t k)
 /* o += weights V, a group of wgmma */
 FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
 {
+    uint64_t values = ptx_operand(v, KEYS * 128);
     pin(o, DIM / 2);
     ptx_wgmma_fence();
 #pragma unroll
     for (int i = 0; i < KEYS / 16; i++) {
-        FEW_WGMMA_O(o, weights + 4 * i, ptx_operand(v + i * (16 * 128), KEYS * 128));
+        FEW_WGMMA_O(o, weights + 4 * i, ptx_operand_at(values, i * (16 * 128)));
     }
     ptx_wgmma_commit();
 }
@@ -43,8 +45,9 @@ FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
  * at it.
  */
 FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
-                      uint32_t q, few_turn *t)
+                      uint32_t q_rows, few_turn *t)
 {
+    uint32_t q = (uint32_t)ptx_operand(q_rows, 16);
     float scores[KEYS / 2];
     uint32_t weights[KEYS / 4] = {0}, address = ptx_shared(shared);
     bool more = true;
@@ -82,9 +85,8 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
 }
 
 /* The rows are complete in every warp. */
-FEW bool finish_tile(few_state *s, unsigned char *shared)
+FEW void finish_tile(few_state *s, unsigned char *shared)
 {
     (void)shared;
     add_sums(s);
-    return true;
 }

@@ -1,0 +1,209 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few.c - the launcher of few-sm90 without a GPU: what it enqueues for random problems has room in the
+ * workspace that a plan was told of, and ends with a merge where it must.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "check.h"
+#include "engine/engine.h"
+#include "kernel/cuda/driver.h"
+#include "kernel/cuda/few_params.h"
+#include "kernel/cuda/rows.h"
+
+/* ---- the driver ---- */
+
+static struct {
+    int kernels;
+    few_params params; /* of the last */
+} enqueued;
+
+static CUresult push(CUcontext context)
+{
+    (void)context;
+    return CUDA_SUCCESS;
+}
+static CUresult pop(CUcontext *context)
+{
+    *context = NULL;
+    return CUDA_SUCCESS;
+}
+static CUresult load(CUmodule *module, const void *image)
+{
+    static char any;
+    (void)image;
+    *module = (void *)&any;
+    return CUDA_SUCCESS;
+}
+static CUresult function(CUfunction *found, CUmodule module, const char *name)
+{
+    static char any;
+    (void)module, (void)name;
+    *found = (void *)&any;
+    return CUDA_SUCCESS;
+}
+static CUresult capture_mode(CUstreamCaptureMode *mode)
+{
+    (void)mode;
+    return CUDA_SUCCESS;
+}
+static CUresult set(CUfunction of, CUfunction_attribute attribute, int value)
+{
+    (void)of, (void)attribute;
+    return value <= 232448 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+static CUresult map(CUtensorMap *made, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                    const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                    const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
+                    CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
+{
+    (void)type, (void)rank, (void)data, (void)sizes, (void)strides, (void)box, (void)steps;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    memset(made, 0, sizeof *made);
+    return CUDA_SUCCESS;
+}
+static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **params, void **extra)
+{
+    (void)of, (void)extra;
+    assert_true(config->gridDimX > 0);
+    enqueued.kernels++;
+    memcpy(&enqueued.params, params[0], sizeof enqueued.params);
+    return CUDA_SUCCESS;
+}
+
+static const attn__cuda_device device = {.ordinal = 0, .major = 9, .sms = 132};
+
+static int install(void **state)
+{
+    (void)state;
+    attn__cuda.context_push = push, attn__cuda.context_pop = pop;
+    attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
+    attn__cuda.capture_mode = capture_mode;
+    attn__cuda.launch = launch, attn__cuda.tensor_map = map;
+    return 0;
+}
+
+/* ---- problems ---- */
+
+static attn_problem random_problem(uint64_t *seed)
+{
+    attn_problem p = ATTN_INIT(attn_problem);
+    p.dtype = p.dtype_out = ATTN_BF16;
+    p.batch = check_between(seed, 1, 80);
+    p.heads_kv = check_between(seed, 1, 12);
+    p.heads_q = p.heads_kv * check_between(seed, 1, 12);
+    p.tokens_q = check_between(seed, 1, 16);
+    p.tokens_kv = check_between(seed, 1, (int64_t)1 << check_between(seed, 4, 17));
+    p.dim_qk = p.dim_v = (int64_t)64 << check_between(seed, 0, 2);
+    p.mask = (attn_mask)check_between(seed, 0, 2);
+    if (p.mask == ATTN_MASK_WINDOW) {
+        p.window_left = check_between(seed, 0, p.tokens_kv);
+        p.window_right = check_between(seed, 0, p.tokens_kv);
+    }
+    assert_int_equal(attn_problem_check(&p), ATTN_OK);
+    return p;
+}
+
+/* Nothing is read of these. */
+static attn__cuda_call call_of(const attn_problem *p)
+{
+    static _Alignas(16) char memory[16];
+    const attn_options options = ATTN_INIT(attn_options);
+    attn__cuda_call call = attn__device_call(p, &options);
+    const int64_t d = p->dim_qk, n = p->tokens_q, m = p->tokens_kv;
+    call.q = call.o = (attn__cuda_tensor){memory, p->heads_q * n * d, n * d, d};
+    call.k = call.v = (attn__cuda_tensor){memory, p->heads_kv * m * d, m * d, d};
+    return call;
+}
+
+/* What is enqueued for the call. */
+static void enqueue(const attn__cuda_call *call, void *workspace)
+{
+    enqueued.kernels = 0;
+    assert_int_equal(attn__cuda_few_sm90.forward(call, &device, workspace, NULL), ATTN_OK);
+}
+
+/* The blocks that have work, of tiles of `units` units in all: few_cut_of() of few_share.cuh. */
+static int64_t working(int64_t units)
+{
+    return attn__min(enqueued.params.blocks, attn__max(units / FEW_LEAST, 1));
+}
+
+static size_t written(int64_t units)
+{
+    const few_params *p = &enqueued.params;
+    return (size_t)(working(units) * 2 * p->rows) * (size_t)FEW_PART_ROW(p->dim_v) * sizeof(float);
+}
+
+/* ---- tests ---- */
+
+/* Fewer tokens than the plan's, and sequences of unequal length, are other numbers of blocks. */
+static void workspace_for_every_call(void **state)
+{
+    static _Alignas(16) char workspace[16];
+    uint64_t seed = 1;
+    (void)state;
+    for (int i = 0; i < 3000; i++) {
+        const attn_problem p = random_problem(&seed);
+        attn__cuda_call call = call_of(&p);
+        call.sms = (int)(check_between(&seed, 0, 2) == 0 ? check_between(&seed, 1, 132) : 0);
+        const size_t planned = attn__cuda_few_sm90.forward_workspace(&call, &device);
+        const int64_t units = attn__ceil_div(p.tokens_kv, FEW_UNIT) * p.batch * p.heads_kv;
+        for (call.tokens_q = p.tokens_q; call.tokens_q > 0; call.tokens_q--) {
+            enqueue(&call, workspace);
+            assert_true(written(units * enqueued.params.tiles) <= planned);
+        }
+        enqueue(&call, workspace);
+        assert_int_equal(enqueued.kernels, 0); /* no query */
+        call.tokens_q = p.tokens_q;
+        call.cu_q = call.cu_kv = (const int64_t *)(const void *)&seed; /* on the device: nobody looks */
+        call.total_q = p.batch * p.tokens_q, call.total_kv = p.batch * p.tokens_kv;
+        enqueue(&call, workspace);
+        assert_true(written(units * enqueued.params.tiles) <= planned);
+    }
+}
+
+/* Without a merge every block's share is whole tiles. */
+static void merged_where_cut(void **state)
+{
+    static _Alignas(16) char workspace[16];
+    uint64_t seed = 2;
+    int whole = 0;
+    (void)state;
+    for (int i = 0; i < 3000; i++) {
+        const attn_problem p = random_problem(&seed);
+        const attn__cuda_call call = call_of(&p);
+        enqueue(&call, workspace);
+        const few_params *e = &enqueued.params;
+        const int64_t shift = p.tokens_kv - p.tokens_q;
+        int64_t seen = 0; /* keys, by some query */
+        for (int64_t key = 0; key < p.tokens_kv; key++) {
+            seen += key <= p.tokens_q - 1 + shift + e->right && key >= shift - e->left;
+        }
+        const int64_t units = attn__ceil_div(seen, FEW_UNIT), all = units * p.batch * p.heads_kv;
+        if (enqueued.kernels == 2 || all == 0) {
+            continue;
+        }
+        assert_int_equal(e->tiles, 1);
+        for (int64_t block = 0; block < working(all); block++) {
+            assert_int_equal(block * all / working(all) % units, 0);
+        }
+        whole++;
+    }
+    assert_true(whole > 100);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(workspace_for_every_call),
+        cmocka_unit_test(merged_where_cut),
+    };
+    return cmocka_run_group_tests(tests, install, NULL);
+}
