@@ -60,6 +60,7 @@ set(ATTN_CUBINS
     src/kernel/cuda/bf16x3_backward_queries_128.cu
     src/kernel/cuda/bf16x3_backward_queries_64.cu
     src/kernel/cuda/bf16x3_forward_128.cu
+    src/kernel/cuda/bf16x3_forward_256.cu
     src/kernel/cuda/bf16x3_forward_64.cu
     src/kernel/cuda/bf16x3_parts.cu
     src/kernel/cuda/few16_bf16_128.cu

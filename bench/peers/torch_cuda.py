@@ -46,7 +46,7 @@ def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
     parser.add_argument("--cases", default="grid,gqa,fp32", help="list of grid, gqa, fp32")
-    parser.add_argument("--dims", type=common.numbers, default=[64, 128, 256], help="of the grid")
+    parser.add_argument("--dims", type=common.numbers, default=[64, 128, 256], help="of the grid and of fp32")
     parser.add_argument("--seqs",
                         type=common.numbers,
                         default=[512 << i for i in range(6)],
@@ -54,7 +54,7 @@ def arguments():
     parser.add_argument("--tokens", type=int, default=16384, help="of a cell of the grid, in all sequences")
     parser.add_argument("--columns", type=int, default=2048, help="heads times dim, of the grid")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the grid and of gqa")
-    parser.add_argument("--mask", choices=("full", "causal", "both"), default="both", help="of the grid")
+    parser.add_argument("--mask", choices=("full", "causal", "both"), default="both", help="of the grid and of fp32")
     parser.add_argument("--pass", dest="passes", default="forward,backward", help="list of forward, backward")
     parser.add_argument("--layout", choices=("bhnd", "bnhd"), default="bhnd", help="of the tensors in memory")
     parser.add_argument("--peers", default="cudnn,flash,efficient", help=f"list of {', '.join(PEERS)}")
@@ -89,10 +89,10 @@ def cases(options):
                 "pass": kind, "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 32,
                 "kv_heads": 8, "tokens": tokens, "dim": 128
             }
-        if "fp32" in chosen:
+        for dim, mask in itertools.product(options.dims, masks) if "fp32" in chosen else ():
             yield {
-                "pass": kind, "dtype": "f32", "mask": "full", "batch": 1, "heads": 8, "kv_heads": 8,
-                "tokens": 8192, "dim": 64
+                "pass": kind, "dtype": "f32", "mask": mask, "batch": 1, "heads": 8, "kv_heads": 8,
+                "tokens": 8192, "dim": dim
             }
 
 

@@ -197,6 +197,7 @@ static void bf16x3_is_right(void **state)
     (void)state;
     forward_cases(&attn__cuda_bf16x3_sm90, 64, 3);
     forward_cases(&attn__cuda_bf16x3_sm90, 128, 3);
+    forward_cases(&attn__cuda_bf16x3_sm90, 256, 2);
 }
 
 static void forward_is_right(void **state)

@@ -15,6 +15,7 @@
     X(fma_forward_512, attn__fma_forward)                                                                    \
     X(bf16x3_forward_64, attn__fma_forward)                                                                  \
     X(bf16x3_forward_128, attn__fma_forward)                                                                 \
+    X(bf16x3_forward_256, attn__fma_forward)                                                                 \
     X(bf16x3_parts, attn__bf16x3_parts)                                                                      \
     X(bf16x3_backward_keys_64, attn__bf16x3_pass)                                                            \
     X(bf16x3_backward_keys_128, attn__bf16x3_pass)                                                           \

@@ -8,15 +8,17 @@
  *
  * WHO DOES WHAT.  Two warpgroups have 64 queries each, FlashAttention's way (Dao et al., arXiv 2205.14135).  A third reads
  * K and V, and puts their parts into a ring of tiles in shared memory, K and V in turn; Q's parts stay there all the time.
- * P is split in registers.
+ * P is split in registers.  At HEAD_DIM 256, where 128 queries have no room, both warpgroups have the same 64, and each half of
+ * the dims: they add up their sums over the dims of Q and K through shared memory, have the same weights then, and make
+ * half of the columns of O.
  *
  * NOT FINITE.  Such numbers of V become 0, and the rows that see them get them when all sums are made (fma_output.cuh).  An
  * infinite number of Q or K has NaN for its second part: it makes NaN where it is visible.
  *
  * The including file sets
- *     NAME, HEAD_DIM     the kernel, the width of its tiles: 64 or 128
+ *     NAME, HEAD_DIM     the kernel, the width of its tiles: 64, 128 or 256
  *     BLOCK_K, STAGES    keys of a tile, tiles of the ring
- *     PRODUCT_S, PRODUCT_O  of wgmma.cuh, BLOCK_K and HEAD_DIM columns
+ *     PRODUCT_S, PRODUCT_O  of wgmma.cuh, BLOCK_K columns and those of a warpgroup, HEAD_DIM or 128
  *
  * COST.  128 queries x 64 keys at HEAD_DIM 128: 6144 cycles of the tensor cores, about 700 instructions of a thread beside them.
  */
@@ -25,19 +27,23 @@
 enum {
     CONSUMERS = 256,
     PRODUCERS = 128,
-    BLOCK_Q = 128,
+    HALVES = HEAD_DIM == 256, /* each warpgroup has half of the dims */
+    BLOCK_Q = HALVES ? 64 : 128,
+    WIDTH = HALVES ? HEAD_DIM / 2 : HEAD_DIM, /* dims of a warpgroup */
     CHUNKS = HEAD_DIM / 8,  /* of a row: what becomes 16 bytes of a part */
     ROW = HEAD_DIM * 4,     /* bytes of fp32 */
     Q_PART = BLOCK_Q * HEAD_DIM * 2,
     PART = BLOCK_K * HEAD_DIM * 2,
     STAGE = PARTS * PART,
     SCORES = BLOCK_K / 2,   /* of a thread */
-    OUTPUT = HEAD_DIM / 2,
+    OUTPUT = WIDTH / 2,
+    EXCHANGE = HALVES ? 128 * SCORES * 4 : 0, /* bytes of a warpgroup's scores */
     AT_Q = 0,               /* at the end O */
     AT_RING = AT_Q + PARTS * Q_PART,
     AT_LSE = AT_RING + STAGES * STAGE,
     AT_BARRIERS = AT_LSE + BLOCK_Q * 4, /* two a stage: it is full; it is empty */
     AT_CLEANED = AT_BARRIERS + STAGES * 16, /* of each stage the last round in which V was not finite */
+    AT_EXCHANGE = (AT_CLEANED + STAGES * 4 + 127) / 128 * 128, /* two buffers in turn, each of both warpgroups' scores */
     OUTPUT_THREADS = CONSUMERS,
 };
 
@@ -165,25 +171,31 @@ typedef struct work {
     float o[OUTPUT];
 } work;
 
+/* The first of the warpgroup's rows in the tile of queries; the first of its dims. */
 static __device__ __forceinline__ int group_row(void)
 {
-    return ptx_thread_signed() / 128 * 64;
+    return HALVES ? 0 : ptx_thread_signed() / 128 * 64;
+}
+static __device__ __forceinline__ int group_dim(void)
+{
+    return HALVES ? ptx_thread_signed() / 128 * WIDTH : 0;
 }
 /* in the tile of queries */
 static __device__ __forceinline__ int thread_row(void)
 {
-    const int thread = ptx_thread_signed();
+    const int thread = HALVES ? ptx_thread_signed() % 128 : ptx_thread_signed();
     return thread / 32 * 16 + thread % 32 / 4;
 }
 
-/* The warpgroup's rows of Q, times factor. */
+/* The warpgroup's rows and dims of Q, times factor. */
 static __device__ __forceinline__ void load_queries(const attn__fma_forward *p, const queries_item *it)
 {
-    const int thread = ptx_thread_signed() % 128, chunk = thread % CHUNKS;
+    enum { AT_ONCE = WIDTH / 8 }; /* threads for a row */
+    const int thread = ptx_thread_signed() % 128, chunk = group_dim() / 8 + thread % AT_ONCE;
     const float *q = (const float *)p->q.data + it->batch * p->q.batch + it->head * p->q.head +
                      (it->s.first_q + it->query) * p->q.token;
 #pragma unroll 2
-    for (int row = group_row() + thread / CHUNKS; row < group_row() + 64; row += 128 / CHUNKS) {
+    for (int row = group_row() + thread / AT_ONCE; row < group_row() + 64; row += 128 / AT_ONCE) {
         float x[8];
         fetch(x, &p->q, q + row * p->q.token, 8 * chunk, p->problem.dim_qk, HEAD_DIM, row < it->left);
 #pragma unroll
@@ -196,16 +208,17 @@ static __device__ __forceinline__ void load_queries(const attn__fma_forward *p, 
     ptx_sync(2 + ptx_thread_signed() / 128, 128);
 }
 
-/* s = Q K^T */
+/* s = Q K^T, over the warpgroup's dims */
 static __device__ __forceinline__ void multiply_keys(float *s, uint32_t k)
 {
-    const uint64_t left = ptx_operand(anew(ptx_shared(shared) + AT_Q + group_row() * 128), 16);
-    const uint64_t right = ptx_operand(anew(k), 16);
+    const uint32_t q = ptx_shared(shared) + AT_Q + group_row() * 128 + group_dim() * (BLOCK_Q * 2);
+    const uint64_t left = ptx_operand(anew(q), 16);
+    const uint64_t right = ptx_operand(anew(k + group_dim() * (BLOCK_K * 2)), 16);
     ptx_wgmma_fence();
 #pragma unroll
     for (int n = 0; n < 6; n++) {
 #pragma unroll
-        for (int i = 0; i < HEAD_DIM / 16; i++) {
+        for (int i = 0; i < WIDTH / 16; i++) {
             PRODUCT_S(s, ptx_operand_at(left, LEFT(n) * Q_PART + i / 4 * (BLOCK_Q * 128) + i % 4 * 32),
                       ptx_operand_at(right, RIGHT(n) * PART + i / 4 * (BLOCK_K * 128) + i % 4 * 32), n + i > 0);
         }
@@ -215,10 +228,31 @@ static __device__ __forceinline__ void multiply_keys(float *s, uint32_t k)
     ptx_hold(s, SCORES);
 }
 
-/* sum = P V */
+/* Adds the other warpgroup's scores; `parity` changes from tile to tile, so that one meeting a tile is enough. */
+static __device__ __forceinline__ void add_other_half(float *s, int parity)
+{
+    const int thread = ptx_thread_signed(), group = thread / 128;
+    float4 *mine = (float4 *)(shared + AT_EXCHANGE + (2 * parity + group) * EXCHANGE) + thread % 128;
+    const float4 *other = (const float4 *)(shared + AT_EXCHANGE + (2 * parity + 1 - group) * EXCHANGE) + thread % 128;
+#pragma unroll
+    for (int i = 0; i < SCORES; i += 4) {
+        mine[i / 4 * 128] = make_float4(s[i], s[i + 1], s[i + 2], s[i + 3]);
+    }
+    OUTPUT_SYNC();
+#pragma unroll
+    for (int i = 0; i < SCORES; i += 4) {
+        const float4 x = other[i / 4 * 128];
+        s[i] += x.x;
+        s[i + 1] += x.y;
+        s[i + 2] += x.z;
+        s[i + 3] += x.w;
+    }
+}
+
+/* sum = P V, of the warpgroup's dims */
 static __device__ __forceinline__ void multiply_values(float *sum, uint32_t weights[PARTS][SCORES / 2], uint32_t v)
 {
-    const uint64_t right = ptx_operand(anew(v), BLOCK_K * 128);
+    const uint64_t right = ptx_operand(anew(v + group_dim() * (BLOCK_K * 2)), BLOCK_K * 128);
 #pragma unroll
     for (int i = 0; i < OUTPUT; i++) {
         sum[i] = 0.0f;
@@ -286,7 +320,8 @@ static __device__ __forceinline__ bool compute_tile(work *w, ring_turn *t, const
 {
     const fma_band band = fma_band_of(&it->s, it->query, key);
     const int first = group_row();
-    const bool none = fma_none(&band, first, first + 63, BLOCK_K);
+    /* HALVES: the item's rows are these 64, and its keys what some of them see */
+    const bool none = !HALVES && fma_none(&band, first, first + 63, BLOCK_K);
     float s[SCORES], sum[OUTPUT], fade[2];
     uint32_t weights[PARTS][SCORES / 2];
     wait_full(t);
@@ -299,6 +334,9 @@ static __device__ __forceinline__ bool compute_tile(work *w, ring_turn *t, const
     }
     multiply_keys(s, ptx_shared(shared) + AT_RING + t->stage * STAGE);
     release(t);
+    if (HALVES) {
+        add_other_half(s, key / BLOCK_K % 2);
+    }
     if (!fma_all(&band, first, first + 63, BLOCK_K)) {
         hide(s, &band);
     }
@@ -330,10 +368,10 @@ static __device__ __forceinline__ void stage_output(const work *w)
         const float scale = sum == 0.0f ? 1.0f : 1.0f / sum;
 #pragma unroll
         for (int i = 2 * r; i < OUTPUT; i += 4) {
-            *(float2 *)(shared + AT_Q + (row + 8 * r) * ROW + (i / 4 * 8 + column) * 4) =
+            *(float2 *)(shared + AT_Q + (row + 8 * r) * ROW + (group_dim() + i / 4 * 8 + column) * 4) =
                 make_float2(w->o[i + 1] * scale, w->o[i] * scale);
         }
-        if (column == 0) {
+        if (column == 0 && group_dim() == 0) {
             ((float *)(shared + AT_LSE))[row + 8 * r] =
                 sum == 0.0f ? -INFINITY : (w->max[r] + log2f(sum)) * 0.693147180559945309f;
         }

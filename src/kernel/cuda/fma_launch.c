@@ -25,6 +25,7 @@ static const attn__fma_kernel forwards[] = {
 static const attn__fma_kernel bf16x3_forwards[] = {
     {64, "bf16x3_forward_64", 128, 64, 384, 197376},
     {128, "bf16x3_forward_128", 128, 64, 384, 197376},
+    {256, "bf16x3_forward_256", 64, 32, 384, 229760},
 };
 static const attn__fma_kernel backwards[] = {
     {64, "fma_backward_64", 64, 256, 256, 230656},
@@ -56,7 +57,10 @@ static const char *bf16x3_rejects(const attn__cuda_call *call, bool backward)
     if (call->dtype != ATTN_F32) {
         return "is for fp32 inputs";
     }
-    return widest(call) > 128 ? "takes dims up to 128" : rejects(call, backward);
+    if (widest(call) > (backward ? 128 : 256)) {
+        return backward ? "has gradients for dims up to 128" : "takes dims up to 256";
+    }
+    return rejects(call, backward);
 }
 
 const attn__fma_kernel *attn__fma_fitting(const attn__fma_kernel *kernels, const attn__cuda_call *call)
