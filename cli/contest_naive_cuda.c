@@ -43,18 +43,18 @@ static void *head(const naive *s, void *array, int64_t member, int64_t count)
 static attn_status forward(const naive *s)
 {
     const attn_problem *p = &s->p;
-    const int64_t n = p->tokens_q, group = p->heads_q / p->heads_kv;
+    const int64_t n = p->tokens_q, group = p->heads_q / p->heads_kv, cells = n * softmax_pitch(n);
     attn_status status = ATTN_OK;
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
         status = product_run(s->product[SCORES], head(s, s->t.q, i, n * p->dim_qk), s->t.k,
-                             head(s, s->weights, i, n * softmax_pitch(n)));
+                             head(s, s->weights, i, cells));
     }
     if (status == ATTN_OK) {
         status = softmax_rows(s->place.gpu, p->dtype, s->weights, s->t.lse, p->batch * p->heads_q * n, n,
                               p->mask == ATTN_MASK_CAUSAL);
     }
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
-        status = product_run(s->product[VALUES], head(s, s->weights, i, n * softmax_pitch(n)), s->t.v,
+        status = product_run(s->product[VALUES], head(s, s->weights, i, cells), s->t.v,
                              head(s, s->t.o, i, n * p->dim_v));
     }
     return status;
@@ -63,19 +63,18 @@ static attn_status forward(const naive *s)
 static attn_status backward(const naive *s)
 {
     const attn_problem *p = &s->p;
-    const int64_t n = p->tokens_q, group = p->heads_q / p->heads_kv;
+    const int64_t n = p->tokens_q, group = p->heads_q / p->heads_kv, cells = n * softmax_pitch(n);
     attn_status status = ATTN_OK;
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
         status = product_run(s->product[SLOPES], head(s, s->t.dout, i, n * p->dim_v), s->t.v,
-                             head(s, s->slopes, i, n * softmax_pitch(n)));
+                             head(s, s->slopes, i, cells));
     }
     if (status == ATTN_OK) {
         status = softmax_slopes(s->place.gpu, p->dtype, s->slopes, s->weights, p->batch * p->heads_q * n, n);
     }
     for (int64_t i = 0; i < group && status == ATTN_OK; i++) {
         const void *q = head(s, s->t.q, i, n * p->dim_qk), *dout = head(s, s->t.dout, i, n * p->dim_v);
-        const void *weights = head(s, s->weights, i, n * softmax_pitch(n)),
-                   *slopes = head(s, s->slopes, i, n * softmax_pitch(n));
+        const void *weights = head(s, s->weights, i, cells), *slopes = head(s, s->slopes, i, cells);
         status = product_run(s->product[DQ], slopes, s->t.k, head(s, s->t.dq, i, n * p->dim_qk));
         status =
             status == ATTN_OK ? product_run(s->product[i == 0 ? DK : DK_MORE], slopes, q, s->t.dk) : status;

@@ -110,8 +110,7 @@ static cudaDataType_t type_of(attn_dtype dtype)
     return dtype == ATTN_F16 ? CUDA_R_16F : dtype == ATTN_BF16 ? CUDA_R_16BF : CUDA_R_32F;
 }
 
-/* A matrix of `rows` rows of `row` elements, `pitch` from one to the next if not 0: columns to the library.
- */
+/* A matrix of `rows` rows of `row` elements, which lie `pitch` apart if not 0: columns to the library. */
 static bool make_layout(product *p, int which, int64_t rows, int64_t row, int64_t pitch, int64_t stride)
 {
     const int32_t batch = (int32_t)p->want.batch;

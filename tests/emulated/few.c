@@ -12,8 +12,8 @@
 #include <cmocka.h>
 
 #include "check.h"
+#include "emulated/driver.h"
 #include "engine/engine.h"
-#include "kernel/cuda/driver.h"
 #include "kernel/cuda/few_params.h"
 #include "kernel/cuda/rows.h"
 
@@ -24,39 +24,12 @@ static struct {
     few_params params; /* of the last */
 } enqueued;
 
-static CUresult push(CUcontext context)
-{
-    (void)context;
-    return CUDA_SUCCESS;
-}
-static CUresult pop(CUcontext *context)
-{
-    *context = NULL;
-    return CUDA_SUCCESS;
-}
-static CUresult load(CUmodule *module, const void *image)
-{
-    static char any;
-    (void)image;
-    *module = (void *)&any;
-    return CUDA_SUCCESS;
-}
 static CUresult function(CUfunction *found, CUmodule module, const char *name)
 {
     static char any;
     (void)module, (void)name;
     *found = (void *)&any;
     return CUDA_SUCCESS;
-}
-static CUresult capture_mode(CUstreamCaptureMode *mode)
-{
-    (void)mode;
-    return CUDA_SUCCESS;
-}
-static CUresult set(CUfunction of, CUfunction_attribute attribute, int value)
-{
-    (void)of, (void)attribute;
-    return value <= 232448 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 static CUresult map(CUtensorMap *made, CUtensorMapDataType type, cuuint32_t rank, void *data,
                     const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
@@ -82,9 +55,8 @@ static const attn__cuda_device device = {.ordinal = 0, .major = 9, .sms = 132};
 static int install(void **state)
 {
     (void)state;
-    attn__cuda.context_push = push, attn__cuda.context_pop = pop;
-    attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
-    attn__cuda.capture_mode = capture_mode;
+    driver_install();
+    attn__cuda.module_function = function;
     attn__cuda.launch = launch, attn__cuda.tensor_map = map;
     return 0;
 }

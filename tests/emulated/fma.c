@@ -16,47 +16,20 @@
 #include <cmocka.h>
 
 #include "backward_case.h"
+#include "emulated/driver.h"
 #include "emulated/machine.h"
 #include "engine/engine.h"
 #include "engine_case.h"
-#include "kernel/cuda/driver.h"
 #include "kernel/cuda/rows.h"
 
 /* ---- the driver ---- */
 
-static CUresult push(CUcontext context)
-{
-    (void)context;
-    return CUDA_SUCCESS;
-}
-static CUresult pop(CUcontext *context)
-{
-    *context = NULL;
-    return CUDA_SUCCESS;
-}
-static CUresult load(CUmodule *module, const void *image)
-{
-    static char any;
-    (void)image;
-    *module = (void *)&any;
-    return CUDA_SUCCESS;
-}
 static CUresult function(CUfunction *found, CUmodule module, const char *name)
 {
     const machine_kernel *kernel = machine_find(name);
     (void)module;
     memcpy(found, &kernel, sizeof *found);
     return kernel == NULL ? CUDA_ERROR_NOT_FOUND : CUDA_SUCCESS;
-}
-static CUresult capture_mode(CUstreamCaptureMode *mode)
-{
-    (void)mode;
-    return CUDA_SUCCESS;
-}
-static CUresult set(CUfunction of, CUfunction_attribute attribute, int value)
-{
-    (void)of, (void)attribute;
-    return value <= 232448 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **params, void **extra)
 {
@@ -76,9 +49,8 @@ static const attn__cuda_device device = {.ordinal = 0, .major = 9, .sms = 2};
 static int install(void **state)
 {
     (void)state;
-    attn__cuda.context_push = push, attn__cuda.context_pop = pop;
-    attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
-    attn__cuda.capture_mode = capture_mode;
+    driver_install();
+    attn__cuda.module_function = function;
     attn__cuda.launch = launch, attn__cuda.memset_async = fill;
     return 0;
 }

@@ -190,12 +190,12 @@ static __device__ __forceinline__ int thread_row(void)
 /* The warpgroup's rows and dims of Q, times factor. */
 static __device__ __forceinline__ void load_queries(const attn__fma_forward *p, const queries_item *it)
 {
-    enum { AT_ONCE = WIDTH / 8 }; /* threads for a row */
-    const int thread = ptx_thread_signed() % 128, chunk = group_dim() / 8 + thread % AT_ONCE;
+    enum { FELLOWS = WIDTH / 8 }; /* threads that fetch the same row */
+    const int thread = ptx_thread_signed() % 128, chunk = group_dim() / 8 + thread % FELLOWS;
     const float *q = (const float *)p->q.data + it->batch * p->q.batch + it->head * p->q.head +
                      (it->s.first_q + it->query) * p->q.token;
 #pragma unroll 2
-    for (int row = group_row() + thread / AT_ONCE; row < group_row() + 64; row += 128 / AT_ONCE) {
+    for (int row = group_row() + thread / FELLOWS; row < group_row() + 64; row += 128 / FELLOWS) {
         float x[8];
         fetch(x, &p->q, q + row * p->q.token, 8 * chunk, p->problem.dim_qk, HEAD_DIM, row < it->left);
 #pragma unroll

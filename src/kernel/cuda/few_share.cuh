@@ -6,8 +6,8 @@
  * The keys that some row of a tile sees are counted in units of FEW_UNIT keys; all tiles' units, one tile
  * after the other, are cut into as many equal shares as there are blocks.  So every block has the same number
  * of bytes to read, whatever the lengths of the sequences, and a share is a run of whole tiles but for its
- * ends.  Where all tiles are alike, few.c takes such a number of blocks that shares end with
- * tiles, if that is not much less than all.
+ * ends.  Where all tiles are alike, few.c takes such a number of blocks that shares end with tiles, if that is
+ * not much less than all.
  */
 #ifndef ATTN_CUDA_FEW_SHARE_CUH
 #define ATTN_CUDA_FEW_SHARE_CUH

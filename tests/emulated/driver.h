@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * driver.h - in place of the CUDA driver, for launchers without a GPU: what always succeeds and does nothing.
+ * What a test looks at, how kernels are found and launched, it sets itself afterwards.
+ */
+#ifndef ATTN_TESTS_EMULATED_DRIVER_H
+#define ATTN_TESTS_EMULATED_DRIVER_H
+
+#include "kernel/cuda/driver.h"
+
+static CUresult driver_push(CUcontext context)
+{
+    (void)context;
+    return CUDA_SUCCESS;
+}
+static CUresult driver_pop(CUcontext *context)
+{
+    *context = NULL;
+    return CUDA_SUCCESS;
+}
+static CUresult driver_load(CUmodule *module, const void *image)
+{
+    static char any;
+    (void)image;
+    *module = (void *)&any;
+    return CUDA_SUCCESS;
+}
+static CUresult driver_capture_mode(CUstreamCaptureMode *mode)
+{
+    (void)mode;
+    return CUDA_SUCCESS;
+}
+/* No more shared memory than a block of an H200 may have. */
+static CUresult driver_set(CUfunction of, CUfunction_attribute attribute, int value)
+{
+    (void)of, (void)attribute;
+    return value <= 232448 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
+}
+
+static inline void driver_install(void)
+{
+    attn__cuda.context_push = driver_push, attn__cuda.context_pop = driver_pop;
+    attn__cuda.module_load = driver_load, attn__cuda.function_set = driver_set;
+    attn__cuda.capture_mode = driver_capture_mode;
+}
+
+#endif
