@@ -4,15 +4,15 @@
 #
 #   cmake -DNVCC=.. -DSOURCE=.. -DOUTPUT=.. -DDEPFILE=.. -DINCLUDE=.. -P cubin.cmake
 #
-# ptxas tells of spilled registers and of wgmma and setmaxnreg that it gave up on (C7508 to C7515) as mere
-# information; here they are errors.
+# ptxas tells of spilled registers and of wgmma and setmaxnreg that it gave up on (C7508 to C7515, C7520) as
+# mere information; here they are errors.
 execute_process(
     COMMAND ${NVCC} -cubin -gencode=arch=compute_90a,code=sm_90a -O3 -std=c++17 -Werror all-warnings
             -Xptxas -v -I ${INCLUDE} -MD -MF ${DEPFILE} -MT ${OUTPUT} -o ${OUTPUT} ${SOURCE}
     RESULT_VARIABLE result
     OUTPUT_VARIABLE text
     ERROR_VARIABLE text)
-if(result EQUAL 0 AND text MATCHES "C75(0[89]|1[0-5])")
+if(result EQUAL 0 AND text MATCHES "C75(0[89]|1[0-5]|20)")
     set(result "wgmma or setmaxnreg given up")
 elseif(result EQUAL 0 AND text MATCHES "[1-9][0-9]* bytes spill")
     set(result "registers spilled")
