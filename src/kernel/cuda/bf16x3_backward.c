@@ -33,14 +33,15 @@ typedef struct workspace_parts {
 /* Images of two tensors of `heads`; base NULL: only counts. */
 static attn__bf16x3_side take_side(size_t *bytes, void *base, const attn__cuda_call *call, bool query)
 {
-    const int64_t rows = attn__fma_fitting(keys_kernels, call)->keys;
+    const attn__fma_kernel *kernel = attn__fma_fitting(keys_kernels, call);
+    const int64_t rows = kernel->keys;
     const int64_t heads = query ? call->heads_q : call->heads_kv;
     const int64_t tiles = attn__ceil_div(query ? call->tokens_q : call->tokens_kv, rows);
     const bool ragged = (query ? call->cu_q : call->cu_kv) != NULL;
     /* in ragged arrays a sequence's first slot is its first token / rows + its number */
     const int64_t slots =
         ragged ? (query ? call->total_q : call->total_kv) / rows + call->batch : call->batch * tiles;
-    const int64_t count = heads * slots * (ATTN__BF16X3_IMAGE / 4);
+    const int64_t count = heads * slots * (ATTN__BF16X3_IMAGE(kernel->dim) / 4);
     attn__bf16x3_side side = {.heads = heads, .tiles = tiles, .slots = slots};
     side.x = take(bytes, base, count);
     side.y = take(bytes, base, count);

@@ -19,14 +19,14 @@ extern __shared__ __align__(1024) char shared[];
 
 extern "C" __global__ void __launch_bounds__(THREADS) bf16x3_parts(const __grid_constant__ attn__bf16x3_parts p)
 {
-    const int rows = ATTN__BF16X3_TILE / p.width, chunks = p.width / 8;
+    const int numbers = ATTN__BF16X3_TILE(p.width), rows = numbers / p.width, chunks = p.width / 8;
     int *spoiled = (int *)shared; /* of each row */
 #pragma unroll 1
     for (int64_t item = blockIdx.x; item < p.items; item += gridDim.x) {
         const int64_t rest = item / p.tiles, head = rest % p.heads, batch = rest / p.heads, tile = item % p.tiles;
         const int64_t before = p.ends ? p.ends[batch] : 0, tokens = p.ends ? p.ends[batch + 1] - before : p.tokens;
         const int64_t slot = p.ends ? before / rows + batch : batch * p.tiles, left = tokens - tile * rows;
-        char *to = p.to + (head * p.slots + slot + tile) * ATTN__BF16X3_IMAGE;
+        char *to = p.to + (head * p.slots + slot + tile) * ATTN__BF16X3_IMAGE(p.width);
         if (left <= 0) {
             continue;
         }
@@ -35,8 +35,8 @@ extern "C" __global__ void __launch_bounds__(THREADS) bf16x3_parts(const __grid_
             spoiled[threadIdx.x] = 0;
         }
         __syncthreads();
-#pragma unroll
-        for (int i = threadIdx.x; i < ATTN__BF16X3_TILE / 8; i += THREADS) {
+#pragma unroll 1
+        for (int i = threadIdx.x; i < numbers / 8; i += THREADS) {
             const int row = i / chunks, chunk = i % chunks;
             float x[8];
             fetch(x, &p.from,
@@ -72,7 +72,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) bf16x3_parts(const __grid_
                     *p.stained = 1;
                 }
             }
-            ((float *)(to + ATTN__BF16X3_TILE * 6))[threadIdx.x] = number;
+            ((float *)(to + numbers * 6))[threadIdx.x] = number;
         }
         __syncthreads();
     }

@@ -51,10 +51,12 @@ typedef struct attn__fma_rows {
     int32_t accumulate;             /* after: dq += sum, else dq = sum */
 } attn__fma_rows;
 
-/* Numbers of a tile in three parts of bf16, and bytes of its image: the parts, and a number for each row. */
-enum { ATTN__BF16X3_TILE = 4096, ATTN__BF16X3_IMAGE = ATTN__BF16X3_TILE * 6 + 256 };
+/* Numbers of a tile in three parts of bf16: 64 rows of 64, 32 of 128 and of 256.  Bytes of its image: the
+ * parts, and a number for each row. */
+#define ATTN__BF16X3_TILE(width)  ((width) > 128 ? 8192 : 4096)
+#define ATTN__BF16X3_IMAGE(width) (ATTN__BF16X3_TILE(width) * 6 + 256)
 
-/* A tensor to such tiles, of 4096 / width rows. */
+/* A tensor to such tiles. */
 typedef struct attn__bf16x3_parts {
     attn__fma_array from, lse, delta; /* lse: of q and dout; delta: of dout; else data is NULL */
     char *to;                         /* [heads][slots] */
