@@ -33,8 +33,14 @@ static CUresult function(CUfunction *found, CUmodule module, const char *name)
 }
 static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **params, void **extra)
 {
+    unsigned cluster = 1;
     (void)extra;
-    machine_run((const void *)of, config->gridDimX, config->blockDimX, params[0]);
+    for (unsigned i = 0; i < config->numAttrs; i++) {
+        if (config->attrs[i].id == CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION) {
+            cluster = config->attrs[i].value.clusterDim.x;
+        }
+    }
+    machine_run((const void *)of, config->gridDimX, config->blockDimX, cluster, params[0]);
     return CUDA_SUCCESS;
 }
 static CUresult fill(CUdeviceptr to, unsigned char value, size_t bytes, CUstream stream)

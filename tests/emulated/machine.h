@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * machine.h - one multiprocessor, played by the CPU: runs the source of a CUDA kernel thread by thread, so
- * that kernels are tested where there is no GPU.
+ * machine.h - one multiprocessor, or two of a cluster, played by the CPU: runs the source of a CUDA kernel
+ * thread by thread, so that kernels are tested where there is no GPU.
  *
  * METHOD.  The kernel is compiled as C++ with CUDA's words as macros (this header) and PTX's as functions
  * (kernel/cuda/ptx.cuh and wgmma.cuh beside this).  Each thread of a block is a coroutine that runs until a
  * barrier; the order in which they go on changes all the time.  Copies to shared memory arrive when the
- * thread waits for them, and not before.  Blocks run one after the other.  So what is found is wrong indices,
- * wrong sums, and most missing barriers and waits; not what happens between blocks, nor alignment of plain
- * loads.
+ * thread waits for them, and not before; what is counted by a barrier, at once.  Blocks run one after the
+ * other, those of a cluster side by side.  So what is found is wrong indices, wrong sums, wrong counts of
+ * arrivals and bytes, and most missing barriers and waits; not what happens between other blocks, nor
+ * alignment of plain loads.
  *
  * COST.  About 10^8 multiply-adds a second.
  */
@@ -25,7 +26,9 @@ extern "C" {
 /* A kernel by name, NULL if there is none; and its run. */
 typedef struct machine_kernel machine_kernel;
 const machine_kernel *machine_find(const char *name);
-void machine_run(const machine_kernel *kernel, unsigned grid, unsigned block, const void *params);
+/* cluster: blocks of one, 1 or 2 */
+void machine_run(const machine_kernel *kernel, unsigned grid, unsigned block, unsigned cluster,
+                 const void *params);
 
 #ifdef __cplusplus
 }
@@ -52,10 +55,14 @@ struct machine_index {
     unsigned x;
 };
 extern machine_index blockIdx, gridDim;
-extern char shared[];
+/* The block's shared memory; so a kernel's declaration of it declares the pointer once more. */
+extern char (*machine_memory)[];
+#define shared (*machine_memory)
 
 unsigned machine_thread();
+unsigned machine_rank(); /* of the block in its cluster */
 void machine_sync();
+void machine_sync_cluster();
 bool machine_any(bool value); /* of the block */
 void machine_sync_warp();
 /* What all lanes of the warp gave, 64 bytes apart; until the lane's next machine_sync_warp(). */
@@ -66,10 +73,14 @@ void machine_commit();
 void machine_wait(size_t groups);
 /* The named barrier `id` of so many threads. */
 void machine_sync_some(unsigned id, unsigned count);
-/* A barrier in shared memory: each `count` arrivals end a phase.  wait: until one of this parity has ended;
- * the one before the first is odd. */
+/* An address in shared memory, as a block of the cluster has it; and what lies there. */
+uint32_t machine_remote(uint32_t at, unsigned rank);
+char *machine_at(uint32_t at);
+/* A barrier in shared memory: each `count` arrivals end a phase, when as many bytes are there as they say.
+ * bytes: so many are.  wait: until a phase of this parity has ended; the one before the first is odd. */
 void machine_barrier_init(uint32_t at, unsigned count);
-void machine_barrier_arrive(uint32_t at);
+void machine_barrier_arrive(uint32_t at, uint32_t bytes);
+void machine_barrier_bytes(uint32_t at, uint32_t bytes);
 void machine_barrier_wait(uint32_t at, unsigned parity);
 
 struct float4 {

@@ -47,6 +47,10 @@ PTX_INLINE int ptx_thread_signed(void)
 {
     return (int)machine_thread();
 }
+PTX_INLINE uint32_t ptx_uniform(uint32_t x)
+{
+    return x;
+}
 PTX_INLINE void ptx_copy_16(uint32_t to, const void *global, int bytes)
 {
     machine_aligned((uintptr_t)global | to);
@@ -77,27 +81,49 @@ PTX_INLINE void ptx_barrier_init_fence(void)
 }
 PTX_INLINE void ptx_barrier_arrive(uint32_t barrier)
 {
-    machine_barrier_arrive(barrier);
+    machine_barrier_arrive(barrier, 0);
 }
 PTX_INLINE void ptx_barrier_wait(uint32_t barrier, uint32_t parity)
 {
     machine_barrier_wait(barrier, parity);
 }
-/* bytes that arrive at once: until its next wait no other thread runs */
 PTX_INLINE void ptx_barrier_expect(uint32_t barrier, uint32_t bytes)
 {
-    (void)bytes;
-    machine_barrier_arrive(barrier);
+    machine_barrier_arrive(barrier, bytes);
 }
 PTX_INLINE void ptx_load_bulk(uint32_t to, const void *global, uint32_t bytes, uint32_t barrier)
 {
-    (void)barrier;
     machine_aligned((uintptr_t)global | to | bytes);
-    memcpy(shared + to, global, bytes);
+    memcpy(machine_at(to), global, bytes);
+    machine_barrier_bytes(barrier, bytes);
 }
 PTX_INLINE void ptx_sync(int id, int threads)
 {
     machine_sync_some((unsigned)id, (unsigned)threads);
+}
+
+PTX_INLINE uint32_t ptx_rank(void)
+{
+    return machine_rank();
+}
+PTX_INLINE uint32_t ptx_remote(uint32_t at, uint32_t rank)
+{
+    return machine_remote(at, rank);
+}
+PTX_INLINE void ptx_cluster_sync(void)
+{
+    machine_sync_cluster();
+}
+PTX_INLINE void ptx_barrier_arrive_remote(uint32_t remote)
+{
+    machine_barrier_arrive(remote, 0);
+}
+PTX_INLINE void ptx_store_remote_f32x4(uint32_t remote, float a, float b, float c, float d, uint32_t remote_barrier)
+{
+    const float x[4] = {a, b, c, d};
+    machine_aligned(remote);
+    memcpy(machine_at(remote), x, sizeof x);
+    machine_barrier_bytes(remote_barrier, sizeof x);
 }
 
 PTX_INLINE uint32_t ptx_pack_bf16(float low, float high)
