@@ -24,6 +24,10 @@ static const bench_case checks[] = {
     CASE("d128", 1, 2, 2, 300, 290, 128, 128, MUCH, MUCH, .size = 1.0),
     CASE("d128 causal", 1, 4, 2, 515, 400, 128, 128, MUCH, 0, .size = 1.0),
     CASE("d256 causal", 1, 2, 1, 150, 203, 256, 256, MUCH, 0, .size = 1.0),
+    CASE("d256", 1, 2, 2, 300, 290, 256, 256, MUCH, MUCH, .size = 1.0),
+    CASE("d200/136 window", 2, 2, 2, 260, 400, 200, 136, 37, 5, .size = 1.0),
+    CASE("d136/250 odd, sms 5", 2, 2, 2, 190, 270, 136, 250, 100, MUCH, .odd = true, .sms = 5),
+    CASE("d256 varlen", 6, 4, 2, 400, 300, 256, 256, MUCH, 0, .varlen = true, .accumulate = true),
     CASE("d512", 1, 1, 1, 77, 130, 512, 400, MUCH, MUCH, .size = 1.0),
     CASE("d40/72 window", 2, 2, 2, 260, 400, 40, 72, 37, 5, .size = 1.0),
     CASE("d3 odd strides", 2, 3, 1, 131, 77, 3, 5, MUCH, 0, .odd = true),
@@ -43,16 +47,19 @@ static const bench_case checks[] = {
     CASE("huge logits", 1, 2, 2, 200, 260, 64, 64, MUCH, 0, .size = 30.0),
     CASE("NaN and inf, d64", 1, 2, 1, 330, 400, 64, 64, 60, 0, .spoiled = true, .options = GIVE_DELTA),
     CASE("NaN and inf, d128", 1, 2, 1, 330, 400, 128, 128, 60, 0, .spoiled = true),
+    CASE("NaN and inf, d256", 1, 2, 1, 330, 400, 256, 256, 60, 0, .spoiled = true),
     CASE("no dq", 1, 2, 1, 130, 300, 64, 64, MUCH, 0, .options = NO_DQ),
     CASE("only dq", 1, 2, 1, 130, 300, 128, 128, MUCH, 0, .options = NO_DK | NO_DV),
+    CASE("only dv, d256", 1, 2, 1, 130, 300, 256, 256, MUCH, 0, .options = NO_DQ | NO_DK),
     CASE("d64 many blocks", 2, 16, 8, 2100, 2300, 64, 64, MUCH, 0, .size = 1.0),
+    CASE("d256 many blocks", 2, 8, 4, 2100, 2300, 256, 256, MUCH, 0, .size = 1.0),
 };
 
 #define TIMED(heads, n, d, side) CASE("", 1, heads, heads, n, n, d, d, MUCH, side, .size = 1.0)
 static const bench_case times[] = {
-    TIMED(8, 8192, 64, MUCH), TIMED(8, 8192, 64, 0),     TIMED(8, 8192, 128, MUCH),
-    TIMED(8, 8192, 128, 0),   TIMED(32, 2048, 64, MUCH), TIMED(32, 2048, 64, 0),
-    TIMED(16, 2048, 128, 0),  TIMED(8, 1024, 64, MUCH),  TIMED(8, 4096, 256, MUCH),
+    TIMED(8, 8192, 64, MUCH),  TIMED(8, 8192, 64, 0),  TIMED(8, 8192, 128, MUCH), TIMED(8, 8192, 128, 0),
+    TIMED(32, 2048, 64, MUCH), TIMED(32, 2048, 64, 0), TIMED(16, 2048, 128, 0),   TIMED(8, 1024, 64, MUCH),
+    TIMED(8, 4096, 256, MUCH), TIMED(8, 4096, 256, 0),
 };
 
 /* Every how many-th row is looked at: some 10^7 products in all. */

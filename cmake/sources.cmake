@@ -56,8 +56,10 @@ set(ATTN_KERNEL_CUDA
 # each becomes a cubin of that name
 set(ATTN_CUBINS
     src/kernel/cuda/bf16x3_backward_keys_128.cu
+    src/kernel/cuda/bf16x3_backward_keys_256.cu
     src/kernel/cuda/bf16x3_backward_keys_64.cu
     src/kernel/cuda/bf16x3_backward_queries_128.cu
+    src/kernel/cuda/bf16x3_backward_queries_256.cu
     src/kernel/cuda/bf16x3_backward_queries_64.cu
     src/kernel/cuda/bf16x3_forward_128.cu
     src/kernel/cuda/bf16x3_forward_256.cu

@@ -50,10 +50,12 @@ static void test_unequal_lengths(void **state)
     (void)state;
     enum { BATCH = 7 };
     static const int64_t q[BATCH] = {0, 70, 1, 0, 128, 33, 200}, kv[BATCH] = {5, 0, 130, 0, 128, 200, 77};
-    static const char *const problems[] = {
-        "heads=4,kv_heads=2,dim=128,dtype=bf16,out=bf16,causal", "heads=3,dim=64,dtype=f16,out=f16",
-        "heads=4,kv_heads=1,dim=256,dtype=bf16,out=f32,window=40:3",
-        "heads=4,kv_heads=2,dim=64,dtype=f32,out=f32,causal", "heads=2,dim=96,dtype=bf16,out=bf16,causal"};
+    static const char *const problems[] = {"heads=4,kv_heads=2,dim=128,dtype=bf16,out=bf16,causal",
+                                           "heads=3,dim=64,dtype=f16,out=f16",
+                                           "heads=4,kv_heads=1,dim=256,dtype=bf16,out=f32,window=40:3",
+                                           "heads=4,kv_heads=2,dim=64,dtype=f32,out=f32,causal",
+                                           "heads=2,dim=96,dtype=bf16,out=bf16,causal",
+                                           "heads=4,kv_heads=2,dim=256,dtype=f32,out=f32,window=40:3"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         for (int kind = CUDA_PLAIN; kind <= CUDA_NAN; kind += CUDA_NAN) {
             char text[200];
@@ -162,6 +164,7 @@ static void test_blocks_of_keys(void **state)
     try_blocks("heads=4,kv_heads=1,tokens=200,kv_tokens=300,dim=256,dtype=bf16,window=90:10");
     try_blocks("heads=4,kv_heads=1,tokens=2,kv_tokens=300,dim=128,dtype=bf16,causal");
     try_blocks("heads=2,tokens=300,dim=64,dtype=f32,causal");
+    try_blocks("heads=2,tokens=300,dim=200,dtype=f32,causal");
     cuda_conclude();
 }
 
@@ -174,7 +177,8 @@ static void test_gradient_options(void **state)
         "batch=2,heads=4,kv_heads=2,tokens=260,dim=128,dtype=bf16,out=bf16,causal",
         "heads=4,kv_heads=1,tokens=150,kv_tokens=260,dim=64,dtype=f16,out=f32",
         "heads=2,tokens=260,dim=256,dtype=bf16,out=bf16",
-        "heads=4,kv_heads=2,tokens=200,dim=64,dtype=f32,causal"};
+        "heads=4,kv_heads=2,tokens=200,dim=64,dtype=f32,causal",
+        "heads=4,kv_heads=2,tokens=200,dim=256,dtype=f32,causal"};
     const attn_options fixed = {.size = sizeof fixed, .deterministic = 1};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         const attn_problem p = parse(problems[i]);
@@ -197,10 +201,11 @@ static void test_fewer_multiprocessors(void **state)
         "heads=8,kv_heads=2,tokens=1,kv_tokens=5000,dim=64,dtype=f16,out=f16",
         "heads=2,tokens=300,dim=64,dtype=f32",
         /* a block has many tiles in turn that see no key */
-        "heads=2,tokens=1500,kv_tokens=100,dim=128,dtype=bf16,out=bf16,causal"};
+        "heads=2,tokens=1500,kv_tokens=100,dim=128,dtype=bf16,out=bf16,causal",
+        "heads=2,tokens=300,dim=256,dtype=f32,causal"};
     for (int sms = 1; sms <= 40; sms += 39) {
         const attn_options o = {.size = sizeof o, .sms = sms};
-        for (int i = 0; i < 4; i++) {
+        for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
             try_case((cuda_case){.problem = parse(problems[i]), .rows = 16, .seed = 9}, &o);
         }
     }
@@ -312,7 +317,8 @@ static void test_bits_repeat(void **state)
         "heads=16,kv_heads=4,tokens=700,dim=64,dtype=f16,out=f16",
         "heads=4,tokens=500,dim=256,dtype=bf16,out=bf16,causal",
         "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
-        "heads=4,tokens=300,dim=64,dtype=f32"};
+        "heads=4,tokens=300,dim=64,dtype=f32",
+        "heads=4,tokens=300,dim=256,dtype=f32"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 6, .seed = i};
         cuda_case_open(&c);
@@ -406,11 +412,11 @@ static void test_graphs(void **state)
     static const char *const problems[] = {
         "batch=2,heads=4,kv_heads=2,tokens=300,dim=128,dtype=bf16,out=bf16,causal",
         "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
-        "heads=2,tokens=200,dim=64,dtype=f32"};
+        "heads=2,tokens=200,dim=64,dtype=f32", "heads=2,tokens=200,dim=256,dtype=f32"};
     if (!find_graphs(&g)) {
         skip();
     }
-    for (int i = 0; i < 3; i++) {
+    for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 4, .seed = 60};
         cuda_case_open(&c);
         for (int k = 0; k < cuda.row_count; k++) {

@@ -227,13 +227,69 @@ static void backward_cases(const attn__cuda_kernel *kernel, int64_t most_dim, in
         pick_dims(&c.problem, &seed, most_dim);
         c.problem.heads_q = c.problem.heads_kv * (c.problem.heads_q > c.problem.heads_kv ? 2 : 1);
         backward_case_open(&c, check_random(&seed));
-        const attn__cuda_call call = call_of(&c.problem, c.cu_q, c.cu_kv);
+        attn__cuda_call call = call_of(&c.problem, c.cu_q, c.cu_kv);
+        call.sms = (int)check_between(&seed, 0, 2);
         if (dense(&c.q) && dense(&c.k) && dense(&c.v) && dense(&c.o) && dense(&c.dout) && dense(&c.dq) &&
             dense(&c.dk) && dense(&c.dv) && kernel->rejects(&call, true) == NULL) {
-            run_backward(kernel, &c, (int)check_between(&seed, 0, 2));
+            run_backward(kernel, &c, call.sms);
             done++;
         }
         backward_case_close(&c);
+    }
+}
+
+/* What clusters of two blocks may meet: several items of each, odd numbers of tiles, halves of a tile, items
+ * and sequences without a partner, different dims. */
+static void backward_of_pairs(void **state)
+{
+    static const struct {
+        const char *problem;
+        bool varlen, accumulate, give_delta;
+        int sms;
+    } cases[] = {
+        {"heads=2,kv_heads=1,tokens=150,kv_tokens=110,dim=256", false, false, false, 2},
+        {"batch=2,tokens=90,dim=200,dim_v=136,window=40:3", false, true, false, 5},
+        {"heads=3,tokens=33,kv_tokens=97,dim=136,dim_v=250,causal", false, false, true, 0},
+        {"tokens=140,kv_tokens=20,dim=129,causal", false, false, false, 2},
+        {"tokens=20,kv_tokens=140,dim=40,dim_v=256,window=10:0", false, true, true, 3},
+        {"batch=4,heads=4,kv_heads=2,tokens=70,dim=144,out=bf16,causal", true, false, false, 2},
+        {"batch=3,tokens=130,kv_tokens=60,dim=256", true, true, false, 4},
+    };
+    uint64_t seed = 256;
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0];) {
+        backward_case c = {.accumulate = cases[i].accumulate, .give_delta = cases[i].give_delta};
+        attn_problem *p = &c.problem;
+        assert_int_equal(attn_problem_parse(p, cases[i].problem), ATTN_OK);
+        if (cases[i].varlen) {
+            c.cu_q = case_lengths(&seed, p->batch, p->tokens_q);
+            c.cu_kv = case_lengths(&seed, p->batch, p->tokens_kv);
+        }
+        backward_case_open(&c, check_random(&seed));
+        if (dense(&c.q) && dense(&c.k) && dense(&c.v) && dense(&c.o) && dense(&c.dout) && dense(&c.dq) &&
+            dense(&c.dk) && dense(&c.dv)) {
+            run_backward(&attn__cuda_bf16x3_sm90, &c, cases[i].sms);
+            i++;
+        }
+        backward_case_close(&c);
+    }
+}
+
+/* Alone, a multiprocessor leaves wide gradients to the next row. */
+static void one_multiprocessor(void **state)
+{
+    const attn_options options = ATTN_INIT(attn_options);
+    attn_problem p;
+    (void)state;
+    for (int64_t dim = 128; dim <= 256; dim += 128) {
+        assert_int_equal(attn_problem_parse(&p, "tokens=100,dim=128"), ATTN_OK);
+        p.dim_qk = dim;
+        attn__cuda_call call = attn__device_call(&p, &options);
+        assert_null(attn__cuda_bf16x3_sm90.rejects(&call, true));
+        call.sms = 1;
+        assert_null(attn__cuda_bf16x3_sm90.rejects(&call, false));
+        assert_int_equal(attn__cuda_bf16x3_sm90.rejects(&call, true) == NULL, dim == 128);
+        assert_null(attn__cuda_fma_sm90.rejects(&call, true));
     }
 }
 
@@ -260,7 +316,7 @@ static attn__cuda_call gradients_of(const backward_case *c)
 static void spoiled_gradients(void **state)
 {
     (void)state;
-    for (int64_t dim = 64; dim <= 128; dim += 64) {
+    for (int64_t dim = 64; dim <= 256; dim *= 2) {
         backward_case c = {.problem = ATTN_INIT(attn_problem)}, other;
         attn_problem *p = &c.problem;
         p->batch = 1, p->heads_q = 2, p->heads_kv = 1, p->tokens_q = p->tokens_kv = 200;
@@ -301,6 +357,7 @@ static void bf16x3_backward_is_right(void **state)
     (void)state;
     backward_cases(&attn__cuda_bf16x3_sm90, 64, 4);
     backward_cases(&attn__cuda_bf16x3_sm90, 128, 4);
+    backward_cases(&attn__cuda_bf16x3_sm90, 256, 3);
 }
 
 /* A plan that knows the tokens of all sequences takes workspace for these, not for so many of the longest. */
@@ -325,6 +382,7 @@ static void ragged_workspace(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(backward_of_pairs), cmocka_unit_test(one_multiprocessor),
         cmocka_unit_test(spoiled_gradients), cmocka_unit_test(bf16x3_backward_is_right),
         cmocka_unit_test(forward_is_right),  cmocka_unit_test(bf16x3_is_right),
         cmocka_unit_test(short_sequences),   cmocka_unit_test(backward_is_right),

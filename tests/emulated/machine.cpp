@@ -19,8 +19,10 @@
     X(bf16x3_parts, attn__bf16x3_parts)                                                                      \
     X(bf16x3_backward_keys_64, attn__bf16x3_pass)                                                            \
     X(bf16x3_backward_keys_128, attn__bf16x3_pass)                                                           \
+    X(bf16x3_backward_keys_256, attn__bf16x3_pass)                                                           \
     X(bf16x3_backward_queries_64, attn__bf16x3_pass)                                                         \
     X(bf16x3_backward_queries_128, attn__bf16x3_pass)                                                        \
+    X(bf16x3_backward_queries_256, attn__bf16x3_pass)                                                        \
     X(fma_backward_64, attn__fma_backward)                                                                   \
     X(fma_backward_128, attn__fma_backward)                                                                  \
     X(fma_backward_256, attn__fma_backward)                                                                  \

@@ -5,14 +5,17 @@
  */
 #include "kernel/cuda/fma_launch.h"
 
-/* The two passes of the gradients: a block's rows, and in `keys` the rows of a tile that passes. */
+/* The two passes of the gradients: a block's rows, or those of a cluster, and in `keys` the rows of a tile
+ * that passes. */
 static const attn__fma_kernel keys_kernels[] = {
-    {64, "bf16x3_backward_keys_64", 128, 64, 384, 228352},
-    {128, "bf16x3_backward_keys_128", 64, 32, 384, 228352},
+    {64, "bf16x3_backward_keys_64", 128, 64, 384, 228352, 0},
+    {128, "bf16x3_backward_keys_128", 64, 32, 384, 228352, 0},
+    {256, "bf16x3_backward_keys_256", 64, 32, 384, 215424, 2},
 };
 static const attn__fma_kernel queries_kernels[] = {
-    {64, "bf16x3_backward_queries_64", 128, 64, 384, 228352},
-    {128, "bf16x3_backward_queries_128", 64, 32, 384, 228352},
+    {64, "bf16x3_backward_queries_64", 128, 64, 384, 228352, 0},
+    {128, "bf16x3_backward_queries_128", 64, 32, 384, 228352, 0},
+    {256, "bf16x3_backward_queries_256", 64, 32, 384, 215424, 2},
 };
 
 /* The next `count` numbers of 4 bytes; base NULL: only counts. */
@@ -84,9 +87,9 @@ static attn_status launch_parts(const attn__cuda_call *call, const attn__cuda_de
     if (p->items == 0) {
         return ATTN_OK;
     }
+    static const attn__fma_kernel kernel = {.name = "bf16x3_parts", .block = 256, .shared = 256};
     const int64_t most = call->sms > 0 ? call->sms : INT32_MAX;
-    return attn__fma_launch(device, "bf16x3_parts", "bf16x3_parts", attn__min(p->items, most),
-                            ATTN__FMA_ROWS_BLOCK, 256, p, stream);
+    return attn__fma_launch(device, kernel.name, &kernel, attn__min(p->items, most), p, stream);
 }
 
 /* All four tensors to their parts, after delta, if it is not given. */
@@ -124,9 +127,9 @@ static attn_status launch_pass(const attn__cuda_call *call, const attn__cuda_dev
     if (p->items == 0 || (p->dx.data == NULL && p->dy.data == NULL)) {
         return ATTN_OK;
     }
-    const int64_t grid = call->sms > 0 ? attn__min(p->items, call->sms) : p->items;
-    return attn__fma_launch(device, kernel->name, kernel->name, grid, kernel->block, kernel->shared, p,
-                            stream);
+    const int64_t blocks = attn__max(kernel->cluster, 1); /* of an item */
+    const int64_t most = (call->sms > 0 ? call->sms : INT32_MAX) / blocks;
+    return attn__fma_launch(device, kernel->name, kernel, blocks * attn__min(p->items, most), p, stream);
 }
 
 static attn_status backward_entered(const attn__cuda_call *call, const attn__cuda_device *device,

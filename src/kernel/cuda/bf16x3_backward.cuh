@@ -10,8 +10,9 @@
  *
  * and in the other a tile of keys and values, and goes through queries: S^T, dP^T, dS^T of the same form, dK += dS^T Q and
  * dV += P^T dO.  So what stays are the rows of both, here called x (Q or K) and y (dO or V), and what passes are columns:
- * seven products instead of the five of Dao et al. (arXiv 2205.14135), and one kernel.  All four tensors lie in parts, as
- * bf16x3_parts.cu has left them, with a number a row that is taken from the exponent (x) or from dP (y).
+ * seven products instead of the five of Dao et al. (arXiv 2205.14135), and one kernel; for more than 128 dims that is
+ * bf16x3_backward_pair.cuh.  All four tensors lie in parts, as bf16x3_parts.cu has left them, with a number a row that is taken
+ * from the exponent (x) or from dP (y).
  *
  * P and dS go from the sums of one product to the first operand of the next in registers, where they are split.  The tensor
  * cores cut off where they should round, so what a tile of columns gives is made in registers of its own, and added.

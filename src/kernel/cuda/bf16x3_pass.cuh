@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * bf16x3_pass.cuh - what the passes of the gradients of fp32 inputs in parts of bf16 are made of: items, products, weights, and the
- * way out.
+ * bf16x3_pass.cuh - what the passes of the gradients of fp32 inputs in parts of bf16 are made of: items, products, weights, and
+ * the way out.
  *
- * METHOD.  A pass keeps rows and lets columns go by: bf16x3_backward.cuh, for which this is written, tells of both.
- * Their tiles are images of bf16x3_parts.cu: rows of them that stay, two images high, and columns, one.
+ * METHOD.  bf16x3_backward.cuh tells it.  A pass keeps rows and lets columns go by, both in images as bf16x3_parts.cu has made
+ * them: two of them, one below the other, stay, and one is a tile that passes.
  *
- * The including file's includer sets
+ * What includes bf16x3_backward.cuh or bf16x3_backward_pair.cuh, which include this, has set
  *     NAME, KEYS         the kernel; 1 if keys stay, 0 if queries do
  *     HEAD_DIM           width of the tiles
- *     PRODUCT_S          of wgmma.cuh, as many columns as rows of an image
+ *     PRODUCT_S          of wgmma.cuh, as many columns as an image has rows
  */
 #ifndef ATTN_BF16X3_PASS_CUH
 #define ATTN_BF16X3_PASS_CUH
@@ -120,14 +120,24 @@ static __device__ __forceinline__ int thread_row(void)
     return (APART ? thread / 32 : thread / 32 % 4) * 16 + thread % 32 / 4;
 }
 
-/* s = the warpgroup's rows by the columns; on its way when this returns. */
+/* The same operand; its descriptors are made anew from here. */
+static __device__ __forceinline__ uint64_t operand_anew(uint64_t operand)
+{
+    return ptx_operand_at((uint64_t)ptx_uniform((uint32_t)operand), 0);
+}
+
+/* s = the warpgroup's rows by the columns; on its way when this returns.  At HEAD_DIM 256 the descriptors of all six products are
+ * too many: the compiler keeps them, since three of six come again. */
 static __device__ __forceinline__ void multiply_rows(float *s, int rows, int columns)
 {
-    const uint64_t left = ptx_operand(anew(at_shared(rows + group_row() * 128)), 16);
-    const uint64_t right = ptx_operand(anew(at_shared(columns)), 16);
+    uint64_t left = ptx_operand(anew(at_shared(rows + group_row() * 128)), 16);
+    uint64_t right = ptx_operand(anew(at_shared(columns)), 16);
     ptx_wgmma_fence();
 #pragma unroll
     for (int n = 0; n < 6; n++) {
+        if (HEAD_DIM > 128 && n % 3 == 0) {
+            left = operand_anew(left), right = operand_anew(right);
+        }
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 16; i++) {
             PRODUCT_S(s, ptx_operand_at(left, LEFT(n) * ROWS_PART + i / 4 * (ROWS * 128) + i % 4 * 32),
@@ -148,8 +158,8 @@ static __device__ __forceinline__ void split_scores(uint32_t (*weights)[SCORES /
 
 /* total += weights by 64 of the columns' dims.  Each sum begins with zeros that are made of the sums added before, `after`: so
  * all of them take the same registers, since the compiler would else begin one before it has added the last. */
-static __device__ __forceinline__ void add_panel(float *total, const uint32_t (*weights)[SCORES / 2], int panel, const float *after,
-                                                 uint32_t zero)
+static __device__ __forceinline__ void add_panel(float *total, const uint32_t (*weights)[SCORES / 2], int panel,
+                                                 const float *after, uint32_t zero)
 {
     const uint64_t right = ptx_operand(anew(at_shared(panel)), COLUMNS * 128);
     float sum[32];

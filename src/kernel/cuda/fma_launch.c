@@ -17,20 +17,20 @@
 static const int64_t most_tokens = (int64_t)1 << 29; /* positions are 32 bits wide, and added up */
 
 static const attn__fma_kernel forwards[] = {
-    {64, "fma_forward_64", 128, 64, 128, 81920},
-    {128, "fma_forward_128", 128, 128, 256, 229376},
-    {256, "fma_forward_256", 128, 32, 256, 212992},
-    {512, "fma_forward_512", 64, 32, 256, 212992},
+    {64, "fma_forward_64", 128, 64, 128, 81920, 0},
+    {128, "fma_forward_128", 128, 128, 256, 229376, 0},
+    {256, "fma_forward_256", 128, 32, 256, 212992, 0},
+    {512, "fma_forward_512", 64, 32, 256, 212992, 0},
 };
 static const attn__fma_kernel bf16x3_forwards[] = {
-    {64, "bf16x3_forward_64", 128, 64, 384, 197376},
-    {128, "bf16x3_forward_128", 128, 64, 384, 197376},
-    {256, "bf16x3_forward_256", 64, 32, 384, 229760},
+    {64, "bf16x3_forward_64", 128, 64, 384, 197376, 0},
+    {128, "bf16x3_forward_128", 128, 64, 384, 197376, 0},
+    {256, "bf16x3_forward_256", 64, 32, 384, 229760, 0},
 };
 static const attn__fma_kernel backwards[] = {
-    {64, "fma_backward_64", 64, 256, 256, 230656},
-    {128, "fma_backward_128", 64, 128, 256, 230656},
-    {256, "fma_backward_256", 32, 64, 256, 205824},
+    {64, "fma_backward_64", 64, 256, 256, 230656, 0},
+    {128, "fma_backward_128", 64, 128, 256, 230656, 0},
+    {256, "fma_backward_256", 32, 64, 256, 205824, 0},
 };
 
 static int64_t widest(const attn__cuda_call *call)
@@ -57,8 +57,11 @@ static const char *bf16x3_rejects(const attn__cuda_call *call, bool backward)
     if (call->dtype != ATTN_F32) {
         return "is for fp32 inputs";
     }
-    if (widest(call) > (backward ? 128 : 256)) {
-        return backward ? "has gradients for dims up to 128" : "takes dims up to 256";
+    if (widest(call) > 256) {
+        return "takes dims up to 256";
+    }
+    if (backward && widest(call) > 128 && call->sms == 1) {
+        return "has gradients of more than 128 dims by two multiprocessors at once, and may use one";
     }
     return rejects(call, backward);
 }
@@ -184,14 +187,15 @@ attn__fma_problem attn__fma_problem_of(const attn__cuda_call *call)
 
 /* ---- launches ---- */
 
-attn_status attn__fma_launch(const attn__cuda_device *device, const char *image, const char *name,
-                             int64_t grid, unsigned block, unsigned shared, void *params, void *stream)
+attn_status attn__fma_launch(const attn__cuda_device *device, const char *image,
+                             const attn__fma_kernel *kernel, int64_t grid, void *params, void *stream)
 {
     attn__cuda_launch it = {.grid = {(unsigned)attn__min(grid, INT32_MAX), 1, 1},
-                            .block = block,
-                            .shared = shared,
+                            .block = kernel->block,
+                            .shared = kernel->shared,
+                            .cluster = kernel->cluster,
                             .stream = stream};
-    ATTN__TRY(attn__cuda_function(&it.function, device, image, name, shared));
+    ATTN__TRY(attn__cuda_function(&it.function, device, image, kernel->name, kernel->shared));
     return attn__cuda_enqueue(&it, (void *[]){params});
 }
 
@@ -203,8 +207,8 @@ attn_status attn__fma_launch_rows(const attn__cuda_call *call, const attn__cuda_
     if (rows == 0) {
         return ATTN_OK;
     }
-    return attn__fma_launch(device, "fma_rows", name, attn__min(blocks, most), ATTN__FMA_ROWS_BLOCK, 0,
-                            params, stream);
+    const attn__fma_kernel kernel = {.name = name, .block = ATTN__FMA_ROWS_BLOCK};
+    return attn__fma_launch(device, "fma_rows", &kernel, attn__min(blocks, most), params, stream);
 }
 
 /* The operand as fp32: itself, or its copy, which is enqueued. */
@@ -252,8 +256,7 @@ static attn_status forward_entered(const attn__fma_kernel *kernel, const attn__c
     ATTN__TRY(operand(&params.k, call, device, &call->k, false, call->dim_qk, w.k, stream));
     ATTN__TRY(operand(&params.v, call, device, &call->v, false, call->dim_v, w.v, stream));
     const int64_t grid = call->sms > 0 ? attn__min(params.items, call->sms) : params.items;
-    return attn__fma_launch(device, kernel->name, kernel->name, grid, kernel->block, kernel->shared, &params,
-                            stream);
+    return attn__fma_launch(device, kernel->name, kernel, grid, &params, stream);
 }
 
 static attn_status forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
@@ -334,8 +337,8 @@ static attn_status backward_entered(const attn__cuda_call *call, const attn__cud
     if (params.items > 0) {
         const int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
         ATTN__CUDA_TRY(attn__cuda.memset_async((CUdeviceptr)w.turns, 0, w.turns_bytes, (CUstream)stream));
-        ATTN__TRY(attn__fma_launch(device, kernel->name, kernel->name, attn__min(params.items, sms),
-                                   kernel->block, kernel->shared, &params, stream));
+        ATTN__TRY(
+            attn__fma_launch(device, kernel->name, kernel, attn__min(params.items, sms), &params, stream));
     }
     if (w.dq == NULL) {
         return ATTN_OK;

@@ -15,6 +15,7 @@ typedef struct attn__fma_kernel {
     const char *name;
     int64_t queries, keys; /* of a tile */
     unsigned block, shared;
+    unsigned cluster; /* blocks that have an item together; 0: one alone */
 } attn__fma_kernel;
 
 enum { ATTN__FMA_ROWS_BLOCK = 256 };
@@ -29,8 +30,9 @@ attn__fma_array attn__fma_array_of(const attn__cuda_tensor *tensor, attn_dtype d
 attn__fma_array attn__fma_dense(float *data, int64_t heads, int64_t tokens, const int64_t *ends,
                                 int64_t total, int64_t width);
 
-attn_status attn__fma_launch(const attn__cuda_device *device, const char *image, const char *name,
-                             int64_t grid, unsigned block, unsigned shared, void *params, void *stream);
+/* Of the kernel only how it is launched is read; image: the .cu file's name without suffix. */
+attn_status attn__fma_launch(const attn__cuda_device *device, const char *image,
+                             const attn__fma_kernel *kernel, int64_t grid, void *params, void *stream);
 /* A kernel of fma_rows.cu, a warp a row. */
 attn_status attn__fma_launch_rows(const attn__cuda_call *call, const attn__cuda_device *device,
                                   const char *name, int64_t rows, void *params, void *stream);

@@ -37,6 +37,13 @@ PTX_INLINE int ptx_thread_signed(void)
     return thread;
 }
 
+/* What lane 0 has, to all lanes: the same number where all have it, but the compiler learns that they do, and not from where. */
+PTX_INLINE uint32_t ptx_uniform(uint32_t x)
+{
+    asm volatile("shfl.sync.idx.b32 %0, %0, 0, 31, -1;" : "+r"(x));
+    return x;
+}
+
 /* ---- mbarriers ---- */
 
 PTX_INLINE void ptx_barrier_init(uint32_t barrier, uint32_t arrivals)
@@ -229,6 +236,12 @@ PTX_INLINE void ptx_store_remote(uint32_t remote, int value, uint32_t remote_bar
 {
     asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.u32 [%0], %1, [%2];" ::"r"(remote), "r"(value),
                  "r"(remote_barrier)
+                 : "memory");
+}
+PTX_INLINE void ptx_store_remote_f32x4(uint32_t remote, float a, float b, float c, float d, uint32_t remote_barrier)
+{
+    asm volatile("st.async.shared::cluster.mbarrier::complete_tx::bytes.v4.f32 [%0], {%1, %2, %3, %4}, [%5];" ::"r"(remote),
+                 "f"(a), "f"(b), "f"(c), "f"(d), "r"(remote_barrier)
                  : "memory");
 }
 
