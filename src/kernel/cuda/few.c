@@ -67,6 +67,31 @@ static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device 
     return attn__max(attn__min(useful, most), 1);
 }
 
+/* Units of a tile, if all tiles are alike; else 0. */
+static int64_t tile_units(const attn__cuda_call *call)
+{
+    if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) != 1) {
+        return 0;
+    }
+    int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
+    int64_t lo = attn__max(shift - clamp(call->left), 0);
+    int64_t hi = attn__min(call->tokens_q + shift + clamp(call->right), call->tokens_kv);
+    return attn__ceil_div(attn__max(hi - lo, 0), FEW_UNIT);
+}
+
+/* Blocks of a tile, about `most`, but so that their shares are whole stages of the ring, if there is such a
+ * number: the rest of a stage costs as much as all of it. */
+static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t most)
+{
+    const int64_t units = tile_units(call), stage = FEW_KEYS(padded_dim(call), narrow(call)) / FEW_UNIT;
+    for (int64_t count = most; units > 0 && 16 * count >= 15 * most; count--) {
+        if (units % (count * stage) == 0) {
+            return count;
+        }
+    }
+    return most;
+}
+
 /* About as many, but so that blocks have whole tiles or tiles whole blocks, if they are all of one length: a
  * share that ends just beyond a tile is what all others wait for, and a whole tile needs no merge. */
 static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
@@ -76,7 +101,7 @@ static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *devi
         return most;
     }
     int64_t each = attn__ceil_div(count, most); /* tiles of a block, if it is not less than one */
-    int64_t fitting = count <= most ? most / count * count : attn__ceil_div(count, each);
+    int64_t fitting = count <= most ? blocks_of_tile(call, most / count) * count : attn__ceil_div(count, each);
     return 16 * fitting >= 15 * most ? fitting : most;
 }
 
@@ -202,10 +227,7 @@ static bool whole(const attn__cuda_call *call, const attn__cuda_device *device)
     if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) != 1) {
         return false;
     }
-    int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
-    int64_t lo = attn__max(shift - clamp(call->left), 0);
-    int64_t hi = attn__min(call->tokens_q + shift + clamp(call->right), call->tokens_kv);
-    int64_t units = attn__ceil_div(attn__max(hi - lo, 0), FEW_UNIT) * all_tiles(call);
+    int64_t units = tile_units(call) * all_tiles(call);
     int64_t count = attn__min(blocks(call, device), attn__max(units / FEW_LEAST, 1));
     return all_tiles(call) % count == 0;
 }

@@ -56,40 +56,26 @@ enum {
 #include "kernel/cuda/few_wide.cuh"
 #endif
 
-/*
- * The first round is a rehearsal, while the first keys are on their way: what ends a part of a tile has then been read
- * into the instruction caches.  The part that it writes is written again, or counts for nobody.
- */
 FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
-    enum { REHEARSAL = 2 }; /* in place of the parity of Q's buffer: there is no register to spare */
-    few_turn turn = {0, 0}, q = {0, REHEARSAL};
+    few_turn turn = {0, 0}, q = {0, 0};
     uint32_t address = ptx_shared(shared);
-#pragma unroll 1
-    while (true) {
+    do {
         few_state s;
         begin_tile(p, c, &s);
-        if (q.parity != REHEARSAL) {
-            ptx_barrier_wait(q_barrier(address, q), q.parity);
-            compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
-            if (threadIdx.x % 32 == 0) {
-                ptx_barrier_arrive(q_barrier(address, q) + 8);
-            }
-            turn_on(&q, 2);
+        ptx_barrier_wait(q_barrier(address, q), q.parity);
+        compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
+        if (threadIdx.x % 32 == 0) {
+            ptx_barrier_arrive(q_barrier(address, q) + 8);
         }
+        turn_on(&q, 2);
         finish_tile(&s, shared);
-        bool whole = c->at.first == 0 && c->last == c->at.tile.units;
-        if (whole && q.parity != REHEARSAL) {
+        if (c->at.first == 0 && c->last == c->at.tile.units) {
             write_rows(p, c, &s);
         } else {
             write_partial(p, c, &s);
         }
-        if (q.parity == REHEARSAL) {
-            q.parity = 0;
-        } else if (!few_share_next(p, c)) {
-            break;
-        }
-    }
+    } while (few_share_next(p, c));
 }
 
 FEW void make_barriers(uint32_t shared)

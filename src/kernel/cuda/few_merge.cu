@@ -4,9 +4,9 @@
  * rows.
  *
  * A block has some rows of one tile.  These rows of all parts are asked for at once, as far as there is room, so
- * that one latency is waited for; then each thread adds up 4 columns of a row, over all parts or, where there
- * are more threads than columns, over every second, third.. of them.  What several threads have found is added
- * in order, so the bits depend on the parts alone.
+ * that one latency is waited for; a warp makes the weights of a row's parts; then each thread adds up 4 columns of a row,
+ * over all parts or, where there are more threads than columns, over every second, third.. of them.  What several
+ * threads have found is added in order, so the bits depend on the parts alone.
  *
  * COST.  Reads the parts, which lie in the second-level cache, and writes the rows: 3 us with the start of the
  * kernel, nearly all of it latency.  What starts while few is still at work does everything once in vain, with one part, so that
@@ -16,11 +16,11 @@
 
 enum { THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32 };
 
-/* Sums over some of the parts: of 4 columns; the row's maximum, in powers of 2, and its sum. */
-typedef struct merge_sums {
-    float4 o;
-    float most, sum;
-} merge_sums;
+/* What the parts so far have come to: a row's maximum, in powers of 2, its sum of weights, and by what its columns fade
+ * before the parts of this round are added. */
+typedef struct merge_row {
+    float most, sum, fade;
+} merge_row;
 
 /* A tile that has parts, if parts > 1: the first is of block `first`. */
 typedef struct merge_tile {
@@ -97,7 +97,7 @@ FEW merge_work work_of(const few_params *p, const merge_tile *t, int first)
 typedef struct merge_place {
     int member, item; /* items are rows times columns in fours */
     int column;       /* the first of 4 */
-    int in_part;      /* floats of these rows of a part before this row */
+    int number;       /* of the row among the block's */
     few_row row;
 } merge_place;
 
@@ -107,10 +107,9 @@ FEW merge_place place_of(const few_params *p, const merge_tile *t, const merge_w
     int items = w->rows * w->columns;
     at.member = (int)threadIdx.x / items;
     at.item = (int)threadIdx.x - at.member * items;
-    int row = at.item / w->columns;
-    at.column = 4 * (at.item - row * w->columns);
-    at.in_part = row * FEW_PART_ROW(p->dim_v);
-    at.row = few_row_of(p, &t->sequence, t->b, t->head, t->index, w->first + row);
+    at.number = at.item / w->columns;
+    at.column = 4 * (at.item - at.number * w->columns);
+    at.row = few_row_of(p, &t->sequence, t->b, t->head, t->index, w->first + at.number);
     return at;
 }
 
@@ -137,42 +136,63 @@ FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *
     __syncthreads();
 }
 
-/* Adds every step-th of `count` parts that lie `stride` floats apart; x: these columns of the first, below: what is behind
- * that row's columns. */
-FEW void add_parts(merge_sums *s, const float *x, const float *below, int count, int step, int stride)
+/* The weights of a row's `count` parts, which lie `stride` floats apart, each in place of its maximum; by a warp.  below: what is
+ * behind the columns of the first. */
+FEW void weigh_parts(merge_row *row, float *below, int count, int stride)
 {
-    float most = s->most;
-#pragma unroll 4
-    for (int i = 0; i < count; i += step) {
+    float most = row->most, before = most, sum = 0.0f;
+#pragma unroll 1
+    for (int i = (int)(threadIdx.x % 32); i < count; i += 32) {
         most = fmaxf(most, below[i * stride]);
     }
-    float used = most == -INFINITY ? 0.0f : most, fade = ptx_exp2(s->most - used);
-    merge_sums all = {{s->o.x * fade, s->o.y * fade, s->o.z * fade, s->o.w * fade}, most, s->sum * fade};
-#pragma unroll 4
-    for (int i = 0; i < count; i += step) {
-        float4 o = *(const float4 *)(x + i * stride);
-        float weight = ptx_exp2(below[i * stride] - used);
-        all.sum += below[i * stride + 1] * weight;
-        all.o.x += o.x * weight;
-        all.o.y += o.y * weight;
-        all.o.z += o.z * weight;
-        all.o.w += o.w * weight;
+    for (int step = 1; step < 32; step *= 2) {
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
     }
-    *s = all;
+    float used = most == -INFINITY ? 0.0f : most, fade = ptx_exp2(before - used);
+#pragma unroll 1
+    for (int i = (int)(threadIdx.x % 32); i < count; i += 32) {
+        float weight = ptx_exp2(below[i * stride] - used);
+        sum += below[i * stride + 1] * weight;
+        below[i * stride] = weight;
+    }
+    for (int step = 1; step < 32; step *= 2) {
+        sum += __shfl_xor_sync(~0u, sum, step);
+    }
+    if (threadIdx.x % 32 == 0) {
+        merge_row now = {most, row->sum * fade + sum, fade};
+        *row = now;
+    }
+}
+
+/* Adds every step-th of `count` parts; x: these columns of the first, weight: its weight. */
+FEW void add_parts(float4 *o, const float *x, const float *weight, int count, int step, int stride)
+{
+#pragma unroll 8
+    for (int i = 0; i < count; i += step) {
+        float4 y = *(const float4 *)(x + i * stride);
+        float w = weight[i * stride];
+        o->x += y.x * w;
+        o->y += y.y * w;
+        o->z += y.z * w;
+        o->w += y.w * w;
+    }
 }
 
 /* What the other threads with the same columns have found, to the first of them. */
-FEW void add_members(const merge_work *w, merge_sums *s, const merge_place *at)
+FEW void add_members(const merge_work *w, float4 *o, const merge_place *at)
 {
-    __shared__ __align__(16) float found[THREADS][8];
-    float *mine = found[threadIdx.x];
-    *(float4 *)mine = s->o;
-    *(float2 *)(mine + 4) = make_float2(s->most, s->sum);
+    __shared__ float4 found[THREADS];
+    if (w->members == 1) {
+        return;
+    }
+    found[threadIdx.x] = *o;
     __syncthreads();
-    if (at->member == 0 && w->members > 1) {
-        int items = w->rows * w->columns;
-        const float *next = found[at->item + items];
-        add_parts(s, next, next + 4, w->members - 1, 1, items * 8);
+    for (int i = 1; at->member == 0 && i < w->members; i++) {
+        float4 y = found[at->item + i * w->rows * w->columns];
+        o->x += y.x;
+        o->y += y.y;
+        o->z += y.z;
+        o->w += y.w;
     }
 }
 
@@ -180,24 +200,35 @@ FEW void add_members(const merge_work *w, merge_sums *s, const merge_place *at)
 FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *w, const merge_place *at, int parts,
                     bool really, unsigned char *shared)
 {
-    int stride = (int)w->bytes / 4;
-    const float *from = (const float *)shared + at->in_part;
-    merge_sums s = {{0.0f, 0.0f, 0.0f, 0.0f}, -INFINITY, 0.0f};
+    __shared__ merge_row rows[FEW_ROWS];
+    int row = FEW_PART_ROW(p->dim_v), stride = (int)w->bytes / 4, skip = at->number * row + at->member * stride;
+    float *from = (float *)shared;
+    float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+    if ((int)threadIdx.x < w->rows) {
+        merge_row none = {-INFINITY, 0.0f, 0.0f};
+        rows[threadIdx.x] = none;
+    }
     for (int begin = 0; begin < parts; begin += p->merge_parts) {
         int count = min(parts - begin, p->merge_parts);
         load_parts(p, t, w, (unsigned)begin, (unsigned)count, ptx_shared(shared));
+        for (int i = (int)threadIdx.x / 32; i < w->rows; i += WARPS) {
+            weigh_parts(&rows[i], from + i * row + p->dim_v, count, stride);
+        }
+        __syncthreads();
         if (at->member < w->members) {
-            int skip = at->member * stride;
-            add_parts(&s, from + at->column + skip, from + p->dim_v + skip, count - at->member, w->members, stride);
+            float fade = rows[at->number].fade;
+            float4 faded = {o.x * fade, o.y * fade, o.z * fade, o.w * fade};
+            o = faded;
+            add_parts(&o, from + skip + at->column, from + skip + p->dim_v, count - at->member, w->members, stride);
         }
         __syncthreads();
     }
-    add_members(w, &s, at);
+    add_members(w, &o, at);
     bool writes = really && at->member == 0;
-    few_end end = few_end_of(p, s.most, s.sum, at->row.lse);
+    few_end end = few_end_of(p, rows[at->number].most, rows[at->number].sum, at->row.lse);
     if (writes) {
-        few_store(p, at->row.o + at->column, end, s.o.x, s.o.y);
-        few_store(p, at->row.o + at->column + 2, end, s.o.z, s.o.w);
+        few_store(p, at->row.o + at->column, end, o.x, o.y);
+        few_store(p, at->row.o + at->column + 2, end, o.z, o.w);
     }
     __syncthreads(); /* all have read the lse that was there */
     if (writes && at->column == 0 && at->row.lse != nullptr) {

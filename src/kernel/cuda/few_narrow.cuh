@@ -41,6 +41,15 @@ FEW void multiply_values(float *o, const uint32_t *weights, uint32_t v)
     }
 }
 
+/* The stages of 64 keys, none of which are this warp's. */
+FEW void skip_stages(uint32_t shared, few_turn *t)
+{
+    for (int i = 0; i < 2 * (DIM / 64); i++) {
+        ptx_barrier_wait(ring_barrier(shared, *t), t->parity);
+        release(shared, t);
+    }
+}
+
 /* The keys of the share in this tile.  The ring has 64 dims after the other, of K and of V in turn. */
 FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
                       uint32_t q, few_turn *t)
@@ -48,6 +57,10 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
     uint32_t own = threadIdx.x / 32 * OWN_KEYS, address = ptx_shared(shared);
     for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < s->end; key += KEYS) {
         int first = key + (int)own;
+        if (first >= s->end) {
+            skip_stages(address, t);
+            break;
+        }
         bool masked = unseen(c, s->end, first) || unseen(c, s->end, first + OWN_KEYS - 1), lost = false;
         float scores[SCORES] = {0.0f}, other[SCORES] = {0.0f};
         uint32_t weights[SCORES / 2];
