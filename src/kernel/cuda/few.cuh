@@ -106,20 +106,17 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
     }
     __syncthreads();
     few_share share;
-    bool fixed = few_fixed(p);
-    if (!fixed) {
+    if (!few_fixed(p)) {
         ptx_grid_wait();
     }
     bool mine = few_share_first(p, &share);
-    if (fixed) {
-        ptx_grid_wait();
-    }
-    ptx_grid_go();
     if (warp < 0) {
         if (mine) {
             compute_share(p, &share, shared);
         }
     } else if (warp == 0) {
+        ptx_grid_wait();
+        ptx_grid_go();
         if (mine && threadIdx.x % 32 == 0) {
             load_share(p, &share, ptx_shared(shared));
         }
@@ -127,6 +124,7 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
         if (mine) {
             load_share_q(p, &share, ptx_shared(shared));
         }
+        ptx_grid_wait();
         write_empty(p);
     }
 }

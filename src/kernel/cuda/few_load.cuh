@@ -90,32 +90,45 @@ FEW const uint16_t *q_row(const few_params *p, const few_share *c, int row)
     return (const uint16_t *)p->q.data + few_offset(&p->q, &c->at.sequence, c->at.b, head, token);
 }
 
+/* Where this lane's rows of the tile begin, `lane` and 32 further; the last of those that are not there. */
+typedef struct few_q_rows {
+    const uint16_t *first, *second;
+} few_q_rows;
+
+FEW few_q_rows q_rows_of(const few_params *p, const few_share *c)
+{
+    int lane = (int)(threadIdx.x % 32), last = c->at.tile.rows - 1;
+    few_q_rows rows = {q_row(p, c, min(lane, last)), q_row(p, c, min(lane + 32, last))};
+    return rows;
+}
+
 /* The tile's rows of Q, swizzled; zeros where a warp that computes has rows that are not used. */
-FEW void load_q(const few_params *p, const few_share *c, uint32_t to)
+FEW void load_q(const few_params *p, const few_share *c, const few_q_rows *q, uint32_t to)
 {
     enum { PIECES = DIM / 8, STEP = 32 / PIECES }; /* of 16 bytes, of a row; rows that the warp fetches at once */
     int lane = (int)(threadIdx.x % 32), piece = lane % PIECES, used = (c->at.tile.rows + 15) / 16 * 16;
     int rows = piece * 8 < p->dim_qk ? c->at.tile.rows : 0;
-    const uint16_t *first = q_row(p, c, min(lane, c->at.tile.rows - 1));
-    const uint16_t *second = q_row(p, c, min(lane + 32, c->at.tile.rows - 1));
     to += piece / 8 * (Q_ROWS * 128);
 #pragma unroll 4
     for (int i = 0; i < used; i += STEP) {
         int row = i + lane / PIECES;
-        uint64_t from = __shfl_sync(~0u, (uint64_t)(i < 32 ? first : second), row % 32);
+        uint64_t from = __shfl_sync(~0u, (uint64_t)(i < 32 ? q->first : q->second), row % 32);
         ptx_copy_16(to + row * 128 + ((piece ^ row) & 7) * 16, (const uint16_t *)from + piece * 8, row < rows ? 16 : 0);
     }
     ptx_copy_wait_all();
     ptx_fence_async();
 }
 
+/* The addresses of the first tile are known before there is anything at them. */
 FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
 {
     few_turn turn = {0, 0};
     do {
         uint32_t full = q_barrier(shared, turn);
+        few_q_rows rows = q_rows_of(p, c);
+        ptx_grid_wait();
         ptx_barrier_wait(full + 8, turn.parity ^ 1);
-        load_q(p, c, shared + turn.stage * Q_BYTES);
+        load_q(p, c, &rows, shared + turn.stage * Q_BYTES);
         ptx_barrier_arrive(full);
         turn_on(&turn, 2);
     } while (few_share_next(p, c));
