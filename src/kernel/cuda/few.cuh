@@ -41,7 +41,7 @@ enum {
     SCORES = FEW_NARROW ? OWN_KEYS / 2 : KEYS / 2, /* of a thread: of 16 rows in 32 threads */
     Q_ROWS = FEW_Q_ROWS(FEW_NARROW),
     Q_BYTES = Q_ROWS * DIM * 2,
-    RING = 2 * Q_BYTES, /* where the ring begins, behind Q of two tiles */
+    RING = Q_BYTES, /* where the ring begins, behind Q */
     GATHER = RING + STAGES * STAGE,
     BARRIERS = GATHER + FEW_GATHER(DIM, FEW_NARROW),
     Q_BARRIERS = BARRIERS + STAGES * 16
@@ -58,17 +58,14 @@ enum {
 
 FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
-    few_turn turn = {0, 0}, q = {0, 0};
-    uint32_t address = ptx_shared(shared);
+    few_turn turn = {0, 0};
+    uint32_t parity = 0; /* of Q */
     do {
         few_state s;
         begin_tile(p, c, &s);
-        ptx_barrier_wait(q_barrier(address, q), q.parity);
-        compute_tile(p, c, &s, shared, address + q.stage * Q_BYTES, &turn);
-        if (threadIdx.x % 32 == 0) {
-            ptx_barrier_arrive(q_barrier(address, q) + 8);
-        }
-        turn_on(&q, 2);
+        ptx_barrier_wait(ptx_shared(shared) + Q_BARRIERS, parity);
+        compute_tile(p, c, &s, shared, &turn);
+        parity ^= 1;
         finish_tile(&s, shared);
         if (c->at.first == 0 && c->last == c->at.tile.units) {
             write_rows(p, c, &s);
@@ -85,11 +82,8 @@ FEW void make_barriers(uint32_t shared)
         ptx_barrier_init(ring_barrier(shared, t), 1);
         ptx_barrier_init(ring_barrier(shared, t) + 8, WARPS);
     }
-    for (uint32_t i = 0; i < 2; i++) {
-        few_turn t = {i, 0};
-        ptx_barrier_init(q_barrier(shared, t), 32);
-        ptx_barrier_init(q_barrier(shared, t) + 8, WARPS);
-    }
+    ptx_barrier_init(shared + Q_BARRIERS, 32);
+    ptx_barrier_init(shared + Q_BARRIERS + 8, WARPS);
     ptx_barrier_init_fence();
 }
 

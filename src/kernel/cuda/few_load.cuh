@@ -15,15 +15,10 @@ FEW void turn_on(few_turn *t, uint32_t stages)
     }
 }
 
-/* Two barriers a buffer: it is full; 8 bytes on, it is empty. */
+/* Two barriers a buffer, and two of Q: it is full; 8 bytes on, it is empty. */
 FEW uint32_t ring_barrier(uint32_t shared, few_turn t)
 {
     return shared + BARRIERS + t.stage * 16;
-}
-
-FEW uint32_t q_barrier(uint32_t shared, few_turn t)
-{
-    return shared + Q_BARRIERS + t.stage * 16;
 }
 
 /* The key after the last of the share's part of this tile. */
@@ -122,14 +117,13 @@ FEW void load_q(const few_params *p, const few_share *c, const few_q_rows *q, ui
 /* The addresses of the first tile are known before there is anything at them. */
 FEW void load_share_q(const few_params *p, few_share *c, uint32_t shared)
 {
-    few_turn turn = {0, 0};
+    uint32_t parity = 1;
     do {
-        uint32_t full = q_barrier(shared, turn);
         few_q_rows rows = q_rows_of(p, c);
         ptx_grid_wait();
-        ptx_barrier_wait(full + 8, turn.parity ^ 1);
-        load_q(p, c, &rows, shared + turn.stage * Q_BYTES);
-        ptx_barrier_arrive(full);
-        turn_on(&turn, 2);
+        ptx_barrier_wait(shared + Q_BARRIERS + 8, parity);
+        load_q(p, c, &rows, shared);
+        ptx_barrier_arrive(shared + Q_BARRIERS);
+        parity ^= 1;
     } while (few_share_next(p, c));
 }

@@ -51,26 +51,29 @@ FEW void skip_stages(uint32_t shared, few_turn *t)
 }
 
 /* The keys of the share in this tile.  The ring has 64 dims after the other, of K and of V in turn. */
-FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
-                      uint32_t q, few_turn *t)
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, few_turn *t)
 {
     uint32_t own = threadIdx.x / 32 * OWN_KEYS, address = ptx_shared(shared);
     for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < s->end; key += KEYS) {
         int first = key + (int)own;
         if (first >= s->end) {
+            release_q(address);
             skip_stages(address, t);
             break;
         }
         bool masked = unseen(c, s->end, first) || unseen(c, s->end, first + OWN_KEYS - 1), lost = false;
         float scores[SCORES] = {0.0f}, other[SCORES] = {0.0f};
         uint32_t weights[SCORES / 2];
-        asm volatile("" : "+r"(q), "+r"(address)); /* else what is made of them fills registers */
+        asm volatile("" : "+r"(address)); /* else what is made of them fills registers */
 #pragma unroll
         for (int slab = 0; slab < DIM / 64; slab++) {
             ptx_barrier_wait(ring_barrier(address, *t), t->parity);
-            multiply_scores(scores, other, q + slab * (Q_ROWS * 128), address + RING + t->stage * STAGE + own * 128);
+            multiply_scores(scores, other, address + slab * (Q_ROWS * 128), address + RING + t->stage * STAGE + own * 128);
             __syncwarp();
             release(address, t);
+        }
+        if (key + KEYS >= s->end) {
+            release_q(address);
         }
 #pragma unroll
         for (int i = 0; i < SCORES; i++) {

@@ -23,7 +23,7 @@ enum {
 /*
  * Of a block for heads of up to `dim` dims and up to 16 rows (narrow) or 64: keys of a stage of its ring; its
  * bytes, a tile of K or V or, narrow, 64 dims of one; stages; rows of Q; bytes in which warps exchange sums;
- * bytes of shared memory: Q twice, the ring, two barriers for each; registers of a thread; blocks of a
+ * bytes of shared memory: Q, the ring, two barriers for each; registers of a thread; blocks of a
  * multiprocessor: sums of 256 dims leave room for one.
  */
 #define FEW_KEYS(dim, narrow)   ((dim) == 64 || (narrow) ? 64 : 32)
@@ -33,7 +33,7 @@ enum {
 #define FEW_GATHER(dim, narrow) ((narrow) ? 4 * 32 * ((dim)*2 + 16) : 0)
 #define FEW_REGISTERS(dim)      ((dim) == 256 ? 224 : 144)
 #define FEW_SHARED(dim, narrow)                                                                              \
-    (2 * (FEW_Q_ROWS(narrow) * (dim)*2 + 16) + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +     \
+    (FEW_Q_ROWS(narrow) * (dim)*2 + 16 + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +           \
      FEW_GATHER(dim, narrow))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
 

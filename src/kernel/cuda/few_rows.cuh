@@ -266,3 +266,11 @@ FEW void release(uint32_t shared, few_turn *t)
     }
     turn_on(t, STAGES);
 }
+
+/* Q is read for the last time in this tile: while the tile ends, the next one's comes. */
+FEW void release_q(uint32_t shared)
+{
+    if (threadIdx.x % 32 == 0) {
+        ptx_barrier_arrive(shared + Q_BARRIERS + 8);
+    }
+}

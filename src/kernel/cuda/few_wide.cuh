@@ -44,12 +44,10 @@ FEW void begin_values(float *o, const uint32_t *weights, uint32_t v)
  * under way, the one with the next stage of K is begun; after the last, with what is there, and nobody looks
  * at it.
  */
-FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared,
-                      uint32_t q_rows, few_turn *t)
+FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, unsigned char *shared, few_turn *t)
 {
-    uint32_t q = (uint32_t)ptx_operand(q_rows, 16);
     float scores[KEYS / 2];
-    uint32_t weights[KEYS / 4] = {0}, address = ptx_shared(shared);
+    uint32_t weights[KEYS / 4] = {0}, address = ptx_shared(shared), q = (uint32_t)ptx_operand(address, 16);
     bool more = true;
     ptx_barrier_wait(ring_barrier(address, *t), t->parity);
     begin_scores(scores, q, address + RING + t->stage * STAGE);
@@ -59,6 +57,10 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
         pin(scores, KEYS / 2);
         asm volatile("" : "+r"(q), "+r"(address)); /* else what is made of them fills registers */
         release(address, t);
+        more = key + KEYS < s->end;
+        if (!more) {
+            release_q(address);
+        }
         if (first_row() < c->at.tile.rows) {
             softmax(s, scores, weights, key, masked, p->scale);
         }
@@ -68,7 +70,6 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
         }
         few_turn k = *t;
         turn_on(&k, STAGES);
-        more = key + KEYS < s->end;
         begin_values(s->o, weights, address + RING + t->stage * STAGE);
         if (more) {
             ptx_barrier_wait(ring_barrier(address, k), k.parity);
