@@ -6,7 +6,7 @@
 
 Without options: head dims 64, 128, 256, full and causal, 512 to 16Ki tokens, 16Ki tokens and 2048 columns in
 all, bf16, forward and backward; grouped heads (32 of q, 8 of k and v, d=128, causal, 4Ki and 32Ki tokens);
-fp32 (8 heads of 64, 8Ki tokens).
+fp32 (8 heads, 8Ki tokens, the same dims and masks).
 
 Time is the GPU's own, by events around a batch of calls in a row. A kernel that only waits goes before the
 batch, so that Python has enqueued it by the time that its first call begins: what the host needs for a call

@@ -95,7 +95,7 @@ def torch_cuda():
 def test_cuda_cases(torch_cuda):
     options = torch_cuda.arguments().parse_args([])
     cases = list(torch_cuda.cases(options))
-    assert len(cases) == 2 * (3 * 2 * 6 + 2 + 1)
+    assert len(cases) == 2 * (3 * 2 * 6 + 2 + 3 * 2) # the grid, grouped heads, fp32
     grid = [case for case in cases if case["dtype"] == "bf16" and case["heads"] == case["kv_heads"]]
     assert {case["batch"] * case["tokens"] for case in grid} == {16384}
     assert {case["heads"] * case["dim"] for case in grid} == {2048}
