@@ -56,6 +56,7 @@ enum {
 #include "kernel/cuda/few_wide.cuh"
 #endif
 
+/* It does not wait for the kernel before: that the first Q is there says that it has ended. */
 FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
     few_turn turn = {0, 0};

@@ -221,7 +221,7 @@ PTX_INLINE float fma_get(const attn__fma_array *array, int64_t element)
         return ((const float *)array->data)[element];
     }
     const uint16_t half = ((const uint16_t *)array->data)[element];
-    return array->dtype == FMA_F16 ? ptx_from_f16(half) : __uint_as_float((uint32_t)half << 16);
+    return array->dtype == FMA_F16 ? ptx_unpack_f16(half) : __uint_as_float((uint32_t)half << 16);
 }
 PTX_INLINE void fma_set(const attn__fma_array *array, int64_t element, float x)
 {

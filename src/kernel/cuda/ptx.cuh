@@ -366,12 +366,6 @@ PTX_INLINE float ptx_min_nan(float a, float b)
     asm("min.NaN.f32 %0, %1, %2;" : "=f"(c) : "f"(a), "f"(b));
     return c;
 }
-PTX_INLINE float ptx_from_f16(uint16_t x)
-{
-    float y;
-    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(x));
-    return y;
-}
 PTX_INLINE uint16_t ptx_to_f16(float x)
 {
     uint16_t y;

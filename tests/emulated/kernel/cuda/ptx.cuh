@@ -134,7 +134,7 @@ PTX_INLINE float ptx_min_nan(float a, float b)
 {
     return a != a ? a : b != b || b < a ? b : a;
 }
-PTX_INLINE float ptx_from_f16(uint16_t x)
+PTX_INLINE float ptx_unpack_f16(uint16_t x)
 {
     return attn__f16_to_f32(x);
 }
