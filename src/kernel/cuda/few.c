@@ -101,7 +101,8 @@ static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *devi
         return most;
     }
     int64_t each = attn__ceil_div(count, most); /* tiles of a block, if it is not less than one */
-    int64_t fitting = count <= most ? blocks_of_tile(call, most / count) * count : attn__ceil_div(count, each);
+    int64_t fitting =
+        count <= most ? blocks_of_tile(call, most / count) * count : attn__ceil_div(count, each);
     return 16 * fitting >= 15 * most ? fitting : most;
 }
 
