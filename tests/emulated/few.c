@@ -171,11 +171,39 @@ static void merged_where_cut(void **state)
     assert_true(whole > 100);
 }
 
+/* Where a number of blocks near the most lets all shares end with a stage of the ring, it is taken; else the
+ * most that lets tiles end with shares. */
+static void shares_of_whole_stages(void **state)
+{
+    static _Alignas(16) char workspace[16];
+    static const struct {
+        int64_t heads_kv, tokens_kv, dim;
+        int32_t blocks; /* of 132 multiprocessors */
+    } cases[] = {
+        {8, 32768, 128, 256}, {8, 65536, 64, 256},  {8, 16384, 256, 128}, {4, 65536, 128, 256},
+        {8, 33792, 128, 264}, {8, 33333, 128, 264}, {7, 32768, 128, 259},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attn_problem p = ATTN_INIT(attn_problem);
+        p.dtype = p.dtype_out = ATTN_BF16;
+        p.batch = 1, p.heads_q = p.heads_kv = cases[i].heads_kv;
+        p.tokens_q = 1, p.tokens_kv = cases[i].tokens_kv;
+        p.dim_qk = p.dim_v = cases[i].dim;
+        assert_int_equal(attn_problem_check(&p), ATTN_OK);
+        const attn__cuda_call call = call_of(&p);
+        enqueue(&call, workspace);
+        assert_int_equal(enqueued.params.blocks, cases[i].blocks);
+        assert_int_equal(enqueued.kernels, 2);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workspace_for_every_call),
         cmocka_unit_test(merged_where_cut),
+        cmocka_unit_test(shares_of_whole_stages),
     };
     return cmocka_run_group_tests(tests, install, NULL);
 }

@@ -147,7 +147,7 @@ static __device__ __forceinline__ void multiply_rows(float *s, int rows, int col
     ptx_wgmma_commit();
 }
 
-/* The weights of a product's first operand. */
+/* Weights or their gradients to parts, as the first operand of a product. */
 static __device__ __forceinline__ void split_scores(uint32_t (*weights)[SCORES / 2], const float *s)
 {
 #pragma unroll

@@ -67,12 +67,15 @@ static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device 
     return attn__max(attn__min(useful, most), 1);
 }
 
-/* Units of a tile, if all tiles are alike; else 0. */
+/* Have all tiles the same keys in number, so that it is known here where shares end? */
+static bool alike(const attn__cuda_call *call)
+{
+    return call->cu_q == NULL && call->cu_kv == NULL && tiles(call) == 1;
+}
+
+/* Units of a tile, of those that are alike. */
 static int64_t tile_units(const attn__cuda_call *call)
 {
-    if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) != 1) {
-        return 0;
-    }
     int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
     int64_t lo = attn__max(shift - clamp(call->left), 0);
     int64_t hi = attn__min(call->tokens_q + shift + clamp(call->right), call->tokens_kv);
@@ -83,7 +86,8 @@ static int64_t tile_units(const attn__cuda_call *call)
  * number: the rest of a stage costs as much as all of it. */
 static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t most)
 {
-    const int64_t units = tile_units(call), stage = FEW_KEYS(padded_dim(call), narrow(call)) / FEW_UNIT;
+    const int64_t units = alike(call) ? tile_units(call) : 0;
+    const int64_t stage = FEW_KEYS(padded_dim(call), narrow(call)) / FEW_UNIT;
     for (int64_t count = most; units > 0 && 16 * count >= 15 * most; count--) {
         if (units % (count * stage) == 0) {
             return count;
@@ -225,7 +229,7 @@ static few_tensor tensor(const attn__cuda_tensor *t)
  * tiles that are all alike. */
 static bool whole(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) != 1) {
+    if (!alike(call)) {
         return false;
     }
     int64_t units = tile_units(call) * all_tiles(call);
