@@ -51,15 +51,32 @@ static uint32_t detect(void)
     }
     return features;
 }
+
+static bool intel(void)
+{
+    uint32_t a, b, c, d;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
+           d == signature_INTEL_edx;
+}
 #elif defined(__aarch64__)
 static uint32_t detect(void)
 {
     return ATTN__CPU_NEON; /* part of the architecture */
 }
+
+static bool intel(void)
+{
+    return false;
+}
 #else
 static uint32_t detect(void)
 {
     return 0;
+}
+
+static bool intel(void)
+{
+    return false;
 }
 #endif
 
@@ -120,6 +137,18 @@ uint32_t attn__cpu(void)
 void attn__cpu_override(uint32_t features)
 {
     atomic_store(&cached, features);
+}
+
+int64_t attn__cpu_ahead(void)
+{
+    enum { AHEAD = 4096 };
+    static atomic_int known = -1;
+    int ahead = atomic_load(&known);
+    if (ahead < 0) {
+        ahead = intel() ? AHEAD : 0;
+        atomic_store(&known, ahead);
+    }
+    return ahead;
 }
 
 const char *attn__cpu_name(uint32_t feature)

@@ -11,8 +11,10 @@
  * ascending order.  The cut is by the sequence's shape alone, so the bits do not depend on the number of
  * threads or on what else is in the batch.
  *
- * Items are taken in order, so that the planes (sequence, kv head) at work, each of which needs a region for
- * its tasks' partials, are at most one a thread and the one whose tasks are being handed out.
+ * Items are taken in order, of a sequence the tasks of the same keys one kv head after the other, since with
+ * [token, head, dim] their keys lie side by side.  So the planes (sequence, kv head) at work, each of which
+ * needs a region for its tasks' partials, are at most one a thread and those of the sequence being handed
+ * out.
  *
  * COST.  K and V are read from memory once; a fold is some hundred FLOPs a row and chunk.
  */
@@ -89,7 +91,7 @@ static int64_t planes_of(const attn_plan *plan)
 
 static int64_t regions_of(const attn_plan *plan)
 {
-    return attn__min(planes_of(plan), plan->threads + 1);
+    return attn__min(planes_of(plan), plan->threads + plan->problem.heads_kv);
 }
 
 int64_t attn__few_lay_out(attn__forward *f, const attn_plan *plan, char *at)
@@ -232,7 +234,7 @@ attn_status attn__few_compute(attn__forward *f, const attn__sequence *s, int64_t
                               const attn__few *few, int64_t item)
 {
     const attn_problem *p = &f->run->plan->problem;
-    int64_t kv_head = item / few->tasks, number = item % few->tasks, step = partial_floats(p, few->rows);
+    int64_t kv_head = item % p->heads_kv, number = item / p->heads_kv, step = partial_floats(p, few->rows);
     attn__few_plane *plane = &f->planes[sequence * p->heads_kv + kv_head];
     float *partials = begin_task(f, plane);
     task t = {f, s, few, kv_head, p->heads_q / p->heads_kv, attn__forward_space(f)};

@@ -1,0 +1,289 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_few_products.inc.h - S = Q K^T and O += P V of a few query rows; a part of flash_few.inc.h, which
+ * includes it.
+ *
+ * METHOD.  What a processor foresees is one row of K or V after the other, each from its begin to its end;
+ * only so does it read at the full rate of memory.  So the loops over keys are outside and those over dims
+ * inside, one key at once.  The exception is V for 2 and 4 rows: registers do not hold their sums of all
+ * dims, so they are added up in strips of dims, over a few keys each; the first strip asks for the whole
+ * rows.
+ */
+/* Asks for what lies `ahead` of p. */
+VEC_INLINE void few_fetch(const char *p, int64_t ahead)
+{
+    FLASH_PREFETCH((const void *)((uintptr_t)p + (uintptr_t)ahead));
+}
+
+/* A vector of a row; whole, or its first `width` lanes. */
+VEC_INLINE vec few_vec(const void *p, const attn_dtype dtype, const bool whole, int64_t width)
+{
+    return whole ? vec_load_as(p, dtype) : vec_load_part(p, dtype, (int)width);
+}
+
+/* ---- S = Q K^T ------------------------------------------------------------------------------------ */
+
+/* sum[i] += q[i] . k over one vector of dims, m rows */
+VEC_INLINE void few_dot(const int m, const attn_dtype dtype, const bool whole, vec *sum, const float *q,
+                        int64_t q_row, const char *k, int64_t byte, int64_t ahead, int64_t width)
+{
+    if (byte % LINE == 0) {
+        few_fetch(k + byte, ahead);
+    }
+    const vec x = few_vec(k + byte, dtype, whole, width);
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        sum[i] = vec_fma(x, vec_load(q + i * q_row), sum[i]);
+    }
+}
+
+/* sum[i] = q[i] . k, one key.  The vectors of dims take turns to add to several sums, so that an FMA does not
+ * wait for the one before. */
+VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const float *q, int64_t q_row,
+                        const char *k, int64_t dim, int64_t ahead)
+{
+    enum { L = VEC_LANES };
+    const int turns = m < 4 ? 4 / m : 1;
+    const int64_t size = few_size(dtype);
+    vec sums[4];
+    FLASH_UNROLL
+    for (int i = 0; i < turns * m; i++) {
+        sums[i] = vec_set(0.0f);
+    }
+    int64_t d = 0;
+    for (; d + turns * L <= dim; d += turns * L) {
+        FLASH_UNROLL
+        for (int t = 0; t < turns; t++) {
+            few_dot(m, dtype, true, sums + t * m, q + d + t * L, q_row, k, (d + t * L) * size, ahead, L);
+        }
+    }
+    for (; d + L <= dim; d += L) {
+        few_dot(m, dtype, true, sums, q + d, q_row, k, d * size, ahead, L);
+    }
+    if (d < dim) {
+        few_dot(m, dtype, false, sums, q + d, q_row, k, d * size, ahead, dim - d);
+    }
+    FLASH_UNROLL
+    for (int t = turns / 2; t > 0; t /= 2) {
+        FLASH_UNROLL
+        for (int i = 0; i < t * m; i++) {
+            sums[i] = vec_add(sums[i], sums[i + t * m]);
+        }
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        sum[i] = sums[i];
+    }
+}
+
+/* The scores of m rows and the keys from .. to, in steps of n = VEC_LANES / m: up to n - 1 scores behind them
+ * are those of the last key. */
+VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_state *state, int64_t row,
+                              const few_rows *keys, int64_t from, int64_t to)
+{
+    enum { L = VEC_LANES };
+    const int n = L / m;
+    const int64_t dim = state->block->dim_qk, q_row = state->q_row;
+    const float *q = state->q + row * q_row;
+    float *s = state->p + row * state->tile_k;
+    for (int64_t key = from; key < to; key += n) {
+        vec acc[L];
+        FLASH_UNROLL
+        for (int j = 0; j < n; j++) {
+            vec sum[FEW_GROUP];
+            few_key(m, dtype, sum, q, q_row, keys->at + attn__min(key + j, to - 1) * keys->token, dim,
+                    keys->ahead);
+            FLASH_UNROLL
+            for (int i = 0; i < m; i++) {
+                acc[i * n + j] = sum[i];
+            }
+        }
+        float sums[L];
+        vec_store(sums, vec_sums(acc));
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            memcpy(s + i * state->tile_k + key, sums + i * n, sizeof(float) * (size_t)n);
+        }
+    }
+}
+
+VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, int64_t row, int m,
+                              const few_rows *keys, int64_t from, int64_t to)
+{
+    if (m == 4) {
+        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, row, keys, from, to);
+    } else if (m == 2) {
+        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, row, keys, from, to);
+    } else {
+        few_scores_of(1, dtype, state, row, keys, from, to);
+    }
+}
+
+static void few_scores(const few_state *state, int64_t row, int m, const few_rows *keys, int64_t from,
+                       int64_t to)
+{
+    if (keys->dtype == ATTN_F32) {
+        few_scores_as(ATTN_F32, state, row, m, keys, from, to);
+    } else if (keys->dtype == ATTN_F16) {
+        few_scores_as(ATTN_F16, state, row, m, keys, from, to);
+    } else {
+        few_scores_as(ATTN_BF16, state, row, m, keys, from, to);
+    }
+}
+
+/* ---- O += P V ------------------------------------------------------------------------------------- */
+
+/* o[m rows][r vectors] += sum over keys from .. to of p v; the keys are summed apart from the older ones */
+VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, const bool whole,
+                          const few_state *state, int64_t row, int64_t d, const few_rows *values,
+                          int64_t from, int64_t to)
+{
+    const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
+    const int64_t asked = d == 0 ? state->block->dim_v * size : 0; /* bytes of a row, for all strips */
+    const float *p = state->p + row * state->tile_k;
+    const char *v = values->at + from * values->token + d * size;
+    float *o = state->o + row * o_row + d;
+    vec acc[FEW_GROUP * FEW_SUMS];
+    FLASH_UNROLL
+    for (int i = 0; i < m * r; i++) {
+        acc[i] = vec_set(0.0f);
+    }
+    for (int64_t j = from; j < to; j++, v += values->token) {
+        for (int64_t byte = 0; byte < asked; byte += LINE) {
+            few_fetch(v + byte, values->ahead);
+        }
+        FLASH_UNROLL
+        for (int c = 0; c < r; c++) {
+            const vec x = few_vec(v + c * VEC_LANES * size, dtype, whole, width);
+            FLASH_UNROLL
+            for (int i = 0; i < m; i++) {
+                acc[i * r + c] = vec_fma(x, vec_set(p[i * state->tile_k + j]), acc[i * r + c]);
+            }
+        }
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        FLASH_UNROLL
+        for (int c = 0; c < r; c++) {
+            float *at = o + i * o_row + c * VEC_LANES;
+            vec_store(at, vec_add(vec_load(at), acc[i * r + c]));
+        }
+    }
+}
+
+/* In strips of `most` vectors, and what is left of the dims in less. */
+VEC_INLINE void few_strips(const int m, const int most, const attn_dtype dtype, const few_state *state,
+                           int64_t row, const few_rows *values, int64_t from, int64_t to)
+{
+    enum { L = VEC_LANES };
+    const int64_t dim = state->block->dim_v;
+    for (int64_t d = 0; d < dim;) {
+        const int64_t left = (dim - d) / L;
+        if (left >= most) {
+            few_strip(m, most, dtype, true, state, row, d, values, from, to);
+            d += most * L;
+        } else if (most > 4 && left >= 4) {
+            few_strip(m, most > 4 ? 4 : 1, dtype, true, state, row, d, values, from, to);
+            d += 4 * L;
+        } else if (most > 2 && left >= 2) {
+            few_strip(m, most > 2 ? 2 : 1, dtype, true, state, row, d, values, from, to);
+            d += 2 * L;
+        } else {
+            few_strip(m, 1, dtype, left > 0, state, row, d, values, from, to);
+            d += L;
+        }
+    }
+}
+
+/* sum += p v, one key and row */
+VEC_INLINE void few_add(const attn_dtype dtype, float *sum, vec p, const char *v, int64_t dim)
+{
+    enum { L = VEC_LANES };
+    const int64_t size = few_size(dtype);
+    int64_t d = 0;
+    for (; d + L <= dim; d += L) {
+        vec_store(sum + d, vec_fma(few_vec(v + d * size, dtype, true, L), p, vec_load(sum + d)));
+    }
+    if (d < dim) {
+        vec_store(sum + d, vec_fma(few_vec(v + d * size, dtype, false, dim - d), p, vec_load(sum + d)));
+    }
+}
+
+/* o += sum over keys from .. to of p v, one row of more dims than a strip has.  Strips would not read V in
+ * order, so only the sums of the first dims stay in registers, the others in the L1. */
+VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t row, const few_rows *values,
+                         int64_t from, int64_t to)
+{
+    enum { L = VEC_LANES, STRIP = FEW_SUMS * VEC_LANES };
+    const int64_t size = few_size(dtype), dim = state->block->dim_v;
+    const float *p = state->p + row * state->tile_k;
+    const char *v = values->at + from * values->token;
+    float *o = state->o + row * state->o_row, *sum = state->wide;
+    vec acc[FEW_SUMS];
+    memset(sum, 0, sizeof(float) * (size_t)state->o_row);
+    FLASH_UNROLL
+    for (int c = 0; c < FEW_SUMS; c++) {
+        acc[c] = vec_set(0.0f);
+    }
+    for (int64_t j = from; j < to; j++, v += values->token) {
+        for (int64_t byte = 0; byte < dim * size; byte += LINE) {
+            few_fetch(v + byte, values->ahead);
+        }
+        const vec weight = vec_set(p[j]);
+        FLASH_UNROLL
+        for (int c = 0; c < FEW_SUMS; c++) {
+            acc[c] = vec_fma(few_vec(v + c * L * size, dtype, true, L), weight, acc[c]);
+        }
+        few_add(dtype, sum + STRIP, weight, v + STRIP * size, dim - STRIP);
+    }
+    FLASH_UNROLL
+    for (int c = 0; c < FEW_SUMS; c++) {
+        vec_store(sum + c * L, acc[c]);
+    }
+    for (int64_t d = 0; d < state->o_row; d += L) {
+        vec_store(o + d, vec_add(vec_load(o + d), vec_load(sum + d)));
+    }
+}
+
+/* A few keys after the others, which the L1 holds for the strips, and since errors grow with a sum's length.
+ */
+VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_state *state, int64_t row,
+                              const few_rows *values, int64_t from, int64_t to)
+{
+    const int most = VEC_LANES / m < FEW_SUMS ? VEC_LANES / m : FEW_SUMS;
+    for (int64_t end; from < to; from = end) {
+        end = attn__min(from + FEW_SUM_KEYS, to);
+        if (m == 1 && state->block->dim_v > most * VEC_LANES) {
+            few_wide(dtype, state, row, values, from, end);
+        } else {
+            few_strips(m, most, dtype, state, row, values, from, end);
+        }
+    }
+}
+
+VEC_INLINE void few_values_as(const attn_dtype dtype, const few_state *state, int64_t row, int m,
+                              const few_rows *values, int64_t from, int64_t to)
+{
+    if (m == 4) {
+        few_values_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, row, values, from, to);
+    } else if (m == 2) {
+        few_values_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, row, values, from, to);
+    } else {
+        few_values_of(1, dtype, state, row, values, from, to);
+    }
+}
+
+static void few_values(const few_state *state, int64_t row, int m, const few_rows *values, int64_t from,
+                       int64_t to)
+{
+    if (from >= to) {
+        return;
+    }
+    if (values->dtype == ATTN_F32) {
+        few_values_as(ATTN_F32, state, row, m, values, from, to);
+    } else if (values->dtype == ATTN_F16) {
+        few_values_as(ATTN_F16, state, row, m, values, from, to);
+    } else {
+        few_values_as(ATTN_BF16, state, row, m, values, from, to);
+    }
+}
