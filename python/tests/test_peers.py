@@ -101,7 +101,7 @@ def test_cuda_cases(monkeypatch):
     monkeypatch.setattr(attn, "torch", stand_in, raising=False)
     monkeypatch.delitem(sys.modules, "torch_cuda", raising=False)
     torch_cuda = importlib.import_module("torch_cuda")
-    monkeypatch.delitem(sys.modules, "torch_cuda") # the next test wants it with PyTorch
+    del sys.modules["torch_cuda"] # for good: the next test wants it with PyTorch
     options = torch_cuda.arguments().parse_args([])
     cases = list(torch_cuda.cases(options))
     assert len(cases) == 2 * (3 * 2 * 6 + 2 + 3 * 2) # the grid, grouped heads, fp32
