@@ -5,6 +5,7 @@
 #include <stdarg.h>
 #include <stddef.h>
 #include <stdint.h>
+#include <stdio.h>
 #include <string.h>
 
 #include <cmocka.h>
@@ -152,6 +153,24 @@ static void test_cpu_mask(void **state)
     assert_string_equal(attn__cpu_name(ATTN__CPU_AMX), "amx");
 }
 
+/* Against what Linux says of the processor; elsewhere only that the answer stays. */
+static void test_cpu_ahead(void **state)
+{
+    (void)state;
+    int64_t ahead = attn__cpu_ahead();
+    char line[256];
+    FILE *file = fopen("/proc/cpuinfo", "r");
+    while (file != NULL && fgets(line, sizeof line, file) != NULL) {
+        if (strncmp(line, "vendor_id", strlen("vendor_id")) == 0) {
+            assert_int_equal(ahead, strstr(line, "GenuineIntel") != NULL ? 4096 : 0);
+        }
+    }
+    if (file != NULL) {
+        fclose(file);
+    }
+    assert_int_equal(attn__cpu_ahead(), ahead);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -164,6 +183,7 @@ int main(void)
         cmocka_unit_test(test_strided_conversion),
         cmocka_unit_test(test_hash_sees_every_bit_and_length),
         cmocka_unit_test(test_cpu_mask),
+        cmocka_unit_test(test_cpu_ahead),
     };
     return cmocka_run_group_tests_name("base", tests, NULL, NULL);
 }
