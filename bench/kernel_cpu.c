@@ -44,7 +44,7 @@ typedef struct bench_case {
     bool causal;
 } bench_case;
 
-enum { CHUNK = 256 * 1024 };
+enum { CHUNK = 1024 * 1024 };
 
 static const bench_case few_cases[] = {
     {ATTN_F32, 64, false},  {ATTN_F32, 128, false},  {ATTN_F16, 64, false}, {ATTN_F16, 128, false},

@@ -5,11 +5,11 @@
  * time goes into reading K and V.
  *
  * The keys that some query sees are cut into chunks, as many keys as K and V of one kv head fill CHUNK_BYTES
- * with.  While a chunk lies in L2 all query heads of the group go over it: in one kernel call, as the rows of
- * one tile, where all of them see all of it, and head by head where the mask cuts it.  A task is a run of
- * chunks, whose partials it folds in order; the last task of a kv head to end folds the tasks' partials in
- * ascending order.  The cut is by the sequence's shape alone, so the bits do not depend on the number of
- * threads or on what else is in the batch.
+ * with.  A task is a run of chunks.  Where all query heads of the group see all of it they go over it in one
+ * kernel call, as the rows of one tile; where the mask cuts it, head by head over a chunk while that lies in
+ * L2, and the task folds the chunks' partials in order.  The last task of a kv head to end folds the tasks'
+ * partials in ascending order.  The cut is by the sequence's shape alone, so the bits do not depend on the
+ * number of threads or on what else is in the batch.
  *
  * Items are taken in order, of a sequence the tasks of the same keys one kv head after the other, since with
  * [token, head, dim] their keys lie side by side.  So the planes (sequence, kv head) at work, each of which
@@ -168,15 +168,21 @@ static void copy_queries(const task *t)
     }
 }
 
+/* Do all rows see all of the keys [from, to)? */
+static bool all_seen(const task *t, int64_t from, int64_t to)
+{
+    const attn__band band = t->s->band;
+    return from >= t->s->q_count - 1 + band.lo && to - 1 <= band.hi;
+}
+
 /* The partial of keys [from, to) for all rows. */
 static void compute_chunk(const task *t, int64_t from, int64_t to, float *o, float *lse)
 {
     const attn_plan *plan = t->f->run->plan;
     const attn_problem *p = &plan->problem;
-    const attn__band band = t->s->band;
     attn__span span;
     attn__block block = attn__forward_block(t->f, t->s, t->kv_head, from, to - from, &span);
-    bool whole = from >= t->s->q_count - 1 + band.lo && to - 1 <= band.hi;
+    bool whole = all_seen(t, from, to);
     int64_t rows = whole ? t->few->rows : t->s->q_count; /* of a call */
     if (whole) {
         block.lo = -ATTN__BAND_OPEN;
@@ -194,15 +200,17 @@ static void compute_chunk(const task *t, int64_t from, int64_t to, float *o, flo
     }
 }
 
-/* A run of chunks, folded in order into the task's partial. */
+/* A run of chunks, folded in order into the task's partial; in one call if the mask does not cut it, since
+ * the processor's reading ahead begins anew with each. */
 static void compute_run(const task *t, int64_t number, float *o)
 {
     const attn__few *few = t->few;
     int64_t dim = t->f->run->plan->problem.dim_v, size = few->run * few->chunk;
     int64_t first = few->begin + number * size, end = attn__min(few->end, first + size);
     float *lse = o + few->rows * dim;
-    for (int64_t from = first; from < end; from += few->chunk) {
-        int64_t to = attn__min(end, from + few->chunk);
+    int64_t step = all_seen(t, first, end) ? size : few->chunk;
+    for (int64_t from = first; from < end; from += step) {
+        int64_t to = attn__min(end, from + step);
         if (from == first) {
             compute_chunk(t, from, to, o, lse);
         } else {
