@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * cpu.c - which instruction sets this CPU and operating system offer, masked by ATTN_ISA.
+ * cpu.c - which instruction sets this CPU and operating system offer, masked by ATTN_ISA; how far ahead the
+ * caches want to be asked.
  *
  * ATTN_ISA names a level; features above it are hidden, so that one machine can run the test suite once for
  * each level.  An unknown name hides nothing.
@@ -51,32 +52,15 @@ static uint32_t detect(void)
     }
     return features;
 }
-
-static bool intel(void)
-{
-    uint32_t a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
-           d == signature_INTEL_edx;
-}
 #elif defined(__aarch64__)
 static uint32_t detect(void)
 {
     return ATTN__CPU_NEON; /* part of the architecture */
 }
-
-static bool intel(void)
-{
-    return false;
-}
 #else
 static uint32_t detect(void)
 {
     return 0;
-}
-
-static bool intel(void)
-{
-    return false;
 }
 #endif
 
@@ -137,6 +121,17 @@ uint32_t attn__cpu(void)
 void attn__cpu_override(uint32_t features)
 {
     atomic_store(&cached, features);
+}
+
+static bool intel(void)
+{
+#if defined(__x86_64__)
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
+           d == signature_INTEL_edx;
+#else
+    return false;
+#endif
 }
 
 int64_t attn__cpu_ahead(void)

@@ -16,7 +16,7 @@
  * needs a region for its tasks' partials, are at most one a thread and those of the sequence being handed
  * out.
  *
- * COST.  K and V are read from memory once; a fold is some hundred FLOPs a row and chunk.
+ * COST.  K and V are read from memory once; a fold is some hundred FLOPs a row and run.
  */
 #include <string.h>
 

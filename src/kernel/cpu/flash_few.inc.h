@@ -43,7 +43,8 @@ typedef struct few_state {
     float *k, *v;                 /* a tile gathered to dense fp32 */
 } few_state;
 
-/* Rows of K or V with dense dims; distances in bytes.  What lies `ahead` of a row is asked for. */
+/* Rows of K or V with dense dims; distances in bytes.  What lies `ahead` of a row is asked for;
+ * 0: the row itself, for the strips that come back to it. */
 typedef struct few_rows {
     attn_dtype dtype;
     const char *at;
