@@ -161,6 +161,33 @@ static void test_few(void **state)
     }
 }
 
+/* As many rows as lie along the dims where K and V are long, tiles of whole and of cut blocks among them. */
+static void test_few_long(void **state)
+{
+    static const int64_t los[] = {-2000, -2000, -400};
+    (void)state;
+    for (int64_t rows = 3; rows <= 36; rows += rows < 12 ? 1 : 3) {
+        for (uint64_t i = 0; i < 3; i++) {
+            uint64_t seed = (uint64_t)rows * 10 + i;
+            kernel_case c = kernel_case_random(&seed, 0);
+            c.dtype = (attn_dtype)((uint64_t)rows % 3);
+            c.lo = los[i], c.hi = i == 0 ? 2000 : 0;
+            c.dim_qk = check_between(&seed, 200, 300), c.dim_v = check_between(&seed, 200, 300);
+            c.rows = rows, c.first = 1000 - rows;
+            c.span_count = 2;
+            c.span_first[0] = 0, c.span_keys[0] = check_between(&seed, 500, 600);
+            c.span_first[1] = 700, c.span_keys[1] = check_between(&seed, 250, 300);
+            kernel_case_open(&c, &seed);
+            if (i == 1) {
+                poison_one(&c, &seed);
+            }
+            kernel_case_solve(&c);
+            run_all(&c);
+            kernel_case_close(&c);
+        }
+    }
+}
+
 /* Causal, NaN in every key and value that the first half of the rows does not see. */
 static void test_masked_nan(void **state)
 {
@@ -435,11 +462,11 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),    cmocka_unit_test(test_edges),    cmocka_unit_test(test_dims),
-        cmocka_unit_test(test_poisoned),  cmocka_unit_test(test_few),      cmocka_unit_test(test_masked_nan),
-        cmocka_unit_test(test_all_equal), cmocka_unit_test(test_huge),     cmocka_unit_test(test_all_low),
-        cmocka_unit_test(test_no_keys),   cmocka_unit_test(test_repeats),  cmocka_unit_test(test_accuracy),
-        cmocka_unit_test(test_table),     cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_random),     cmocka_unit_test(test_edges),     cmocka_unit_test(test_dims),
+        cmocka_unit_test(test_poisoned),   cmocka_unit_test(test_few),       cmocka_unit_test(test_few_long),
+        cmocka_unit_test(test_masked_nan), cmocka_unit_test(test_all_equal), cmocka_unit_test(test_huge),
+        cmocka_unit_test(test_all_low),    cmocka_unit_test(test_no_keys),   cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_table),     cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -332,7 +332,7 @@ static void write_rows(const flash_state *state)
 
 static void forward(const attn__block *block, void *scratch)
 {
-    if (block->count <= FEW_ROWS) {
+    if (few_suits(block)) {
         few_forward(block, scratch);
         return;
     }
@@ -377,7 +377,7 @@ static size_t scratch_bytes(const attn__shape *shape)
     const int64_t rows = tile_q(shape);
     const size_t panels = lay_out(&state, NULL, rows, shape->dim_qk, shape->dim_v);
     const size_t single =
-        few_lay_out(&few, NULL, shape->dtype, attn__min(rows, FEW_ROWS), shape->dim_qk, shape->dim_v);
+        few_lay_out(&few, NULL, shape->dtype, attn__min(rows, FEW_MOST), shape->dim_qk, shape->dim_v);
     return sizeof(float) * (panels > single ? panels : single);
 }
 

@@ -22,9 +22,11 @@ enum { PANEL = 2 * VEC_LANES }; /* queries side by side: two vectors */
 
 /* Asks for the cache line at p. */
 #if defined(__GNUC__)
-#define FLASH_PREFETCH(p) __builtin_prefetch(p)
+#define FLASH_PREFETCH(p)     __builtin_prefetch(p)
+#define FLASH_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 1)
 #else
-#define FLASH_PREFETCH(p) ((void)(p))
+#define FLASH_PREFETCH(p)     ((void)(p))
+#define FLASH_PREFETCH_FAR(p) ((void)(p))
 #endif
 enum { LINE = 64, LINE_FLOATS = LINE / sizeof(float) }; /* bytes */
 

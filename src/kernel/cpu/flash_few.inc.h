@@ -6,14 +6,16 @@
  * METHOD.  The running maximum of flash.inc.h, but nothing is transposed and no lane is empty:
  *
  *     Q        packed once per call, scale * log2(e) folded in; dims along the lanes
- *     for each tile of keys, for each group of 4, 2 or 1 rows:
- *         S[row][key]  = Q K^T        dims along the lanes; VEC_LANES dot products in registers, their lanes
+ *     for each tile of keys:
+ *         for each block of keys, for each group of 4, 2 or 1 rows:
+ *             S[row][key]  = Q K^T    dims along the lanes; VEC_LANES dot products in registers, their lanes
  *                                     added up together by a transposition (vec_sums)
- *         max, P = exp2(S - max), sum                 keys along the lanes
- *         O[row][dim] += P[row][key] V[key][dim]      P broadcast, dims along the lanes
+ *         max, P = exp2(S - max), sum             keys along the lanes
+ *         for each block of keys, for each group:
+ *             O[row][dim] += P[row][key] V[key][dim]  P broadcast, dims along the lanes
  *
- * K and V are read once a group, where they lie if their dims are dense, in order, and widened in registers.
- * Where a processor foresees too little of that (attn__cpu_ahead), the caches are asked for the rows to come.
+ * K and V are read once, where they lie if their dims are dense, and widened in registers; the L1 holds a
+ * block for the groups after the first.  How the memory is kept busy: flash_few_products.inc.h.
  *
  * MASK, NaN.  A masked score is replaced by -inf.  A value is added only to rows that see its key: to all
  * rows of a group over the keys that all see, and row by row over the others.
@@ -23,12 +25,17 @@
  */
 enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4, /* rows that share a load */
-    FEW_ROWS = VEC_LANES + VEC_LANES / 4,      /* of a call, at most: from there on panels are faster */
+    FEW_ROWS = VEC_LANES + VEC_LANES / 2,      /* of a call; from there on panels are faster, */
+    FEW_MOST = 2 * VEC_LANES,                  /* and from here on where an L2 does not hold */
+    FEW_LONG = 512 * 1024,                     /* so many bytes of K and V, too */
     FEW_KEYS = 1024,                           /* of a tile, at most */
     FEW_BYTES = 128 * 1024,                    /* of K in a tile, and as much of V: an L2 holds both */
-    FEW_SUM_KEYS = 16,                         /* whose values are added up before they join the older ones */
+    FEW_BLOCK = 32,                            /* keys of a block; their values are a sum of their own */
     FEW_COPY_KEYS = 64,                        /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,  /* in registers: enough to hide an FMA's latency */
+    FEW_FAR = 16 * 1024,                       /* bytes from what is read to what the L2 is asked for, */
+    FEW_BUSY_K = 4,                            /* from so many FMAs a line of K */
+    FEW_BUSY_V = 8,                            /* and of V on */
 };
 
 typedef struct few_state {
@@ -39,16 +46,17 @@ typedef struct few_state {
     float *p;                     /* [row][tile_k] S, then P */
     float *max;                   /* [row] */
     float *sum;                   /* [row][VEC_LANES] */
-    float *wide;                  /* [o_row] P V of one row and tile, more than registers hold */
+    float *wide;                  /* [o_row] P V of one row and block, more than registers hold */
     float *k, *v;                 /* a tile gathered to dense fp32 */
 } few_state;
 
-/* Rows of K or V with dense dims; distances in bytes.  What lies `ahead` of a row is asked for;
- * 0: the row itself, for the strips that come back to it. */
+/* Rows of K or V with dense dims; distances in bytes.  What lies `near` or `far` from what is read is asked
+ * for, into the L1 or into the L2; see flash_few_products.inc.h. */
 typedef struct few_rows {
     attn_dtype dtype;
+    bool gathered;
     const char *at;
-    int64_t token, ahead;
+    int64_t token, near, far;
 } few_rows;
 
 typedef struct few_tile {
@@ -104,13 +112,6 @@ static void few_begin(const few_state *state)
 
 /* ---- tiles ---------------------------------------------------------------------------------------- */
 
-/* Whole rows of attn__cpu_ahead() bytes. */
-static int64_t few_ahead(const attn__rows *rows, int64_t dim)
-{
-    const int64_t size = few_size(rows->dtype), bytes = attn__cpu_ahead();
-    return bytes == 0 ? 0 : attn__max(bytes / (dim * size), 1) * rows->token * size;
-}
-
 static bool few_dense(int64_t distance, int64_t dim)
 {
     return distance == 1 || dim == 1;
@@ -120,15 +121,14 @@ static bool few_dense(int64_t distance, int64_t dim)
 static few_rows few_load_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t count)
 {
     if (few_dense(rows->dim, dim)) {
-        return (few_rows){.dtype = rows->dtype,
-                          .at = rows->data,
-                          .token = rows->token * few_size(rows->dtype),
-                          .ahead = few_ahead(rows, dim)};
+        return (few_rows){
+            .dtype = rows->dtype, .at = rows->data, .token = rows->token * few_size(rows->dtype)};
     }
     for (int64_t j = 0; j < count; j++) {
         widen(copy + j * dim, rows->data, j * rows->token, rows->dtype, rows->dim, dim);
     }
-    return (few_rows){.dtype = ATTN_F32, .at = (const char *)copy, .token = dim * (int64_t)sizeof(float)};
+    return (few_rows){
+        .dtype = ATTN_F32, .gathered = true, .at = (const char *)copy, .token = dim * (int64_t)sizeof(float)};
 }
 
 /* How many keys of span make a tile. */
@@ -154,6 +154,52 @@ static few_tile few_load(const few_state *state, const attn__span *span, int64_t
     return tile;
 }
 
+/* ---- groups --------------------------------------------------------------------------------------- */
+
+/* Rows row .. row + m, which share what is loaded.  Row row + i sees a tile's keys from[i] .. to[i]; neither
+ * falls with i. */
+typedef struct few_group {
+    int64_t row;
+    int m;
+    uint32_t turns; /* bit i: it is this group that asks for what is far with the i-th key of a block */
+    int64_t from[FEW_GROUP], to[FEW_GROUP];
+} few_group;
+
+/* All rows in groups; returns how many there are. */
+static int few_split(const few_state *state, const few_tile *tile, few_group *groups)
+{
+    const attn__block *block = state->block;
+    int count = 0;
+    for (int64_t row = 0; row < block->count; row += groups[count++].m) {
+        const int64_t left = block->count - row;
+        few_group *group = &groups[count];
+        *group = (few_group){.row = row, .m = left > 2 ? FEW_GROUP : (int)attn__min(left, FEW_GROUP)};
+        for (int i = 0; i < group->m; i++) {
+            const int64_t apart = block->first + attn__min(row + i, block->count - 1) - tile->first;
+            group->from[i] = attn__min(tile->count, attn__max(0, apart + block->lo));
+            group->to[i] = attn__max(group->from[i], attn__min(tile->count, apart + block->hi + 1));
+        }
+    }
+    const int askers = count > 1 && groups[count - 1].m < FEW_GROUP ? count - 1 : count;
+    for (int key = 0; key < FEW_BLOCK; key++) {
+        groups[key % askers].turns |= UINT32_C(1) << key;
+    }
+    return count;
+}
+
+/* Decides what is asked for while `count` groups, the first of m rows, use these rows. */
+static void few_plan(few_rows *rows, int64_t dim, int count, int m, int64_t least)
+{
+    if (rows->gathered) {
+        return;
+    }
+    const int64_t size = few_size(rows->dtype), ahead = attn__cpu_ahead();
+    const bool busy = count > 1 || (ahead == 0 && m * (LINE / size / VEC_LANES) >= least);
+    const int64_t distance = attn__ceil_div(busy ? FEW_FAR : ahead, dim * size) * rows->token;
+    rows->near = busy ? 0 : distance;
+    rows->far = busy ? distance : 0;
+}
+
 #include "kernel/cpu/flash_few_products.inc.h"
 
 /* ---- softmax -------------------------------------------------------------------------------------- */
@@ -162,6 +208,9 @@ static few_tile few_load(const few_state *state, const attn__span *span, int64_t
  * score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN. */
 static void few_softmax(const few_state *state, int64_t row, int64_t from, int64_t to)
 {
+    if (from >= to) {
+        return;
+    }
     const int64_t begin = from / VEC_LANES * VEC_LANES, end = attn__ceil_div(to, VEC_LANES) * VEC_LANES;
     float *s = state->p + row * state->tile_k, *sums = state->sum + row * VEC_LANES;
     float *o = state->o + row * state->o_row;
@@ -198,31 +247,67 @@ static void few_softmax(const few_state *state, int64_t row, int64_t from, int64
 
 /* ---- one call ------------------------------------------------------------------------------------- */
 
-/* m rows from `row` on against one tile. */
-static void few_step(const few_state *state, int64_t row, int m, const few_tile *tile)
+/* The keys that all rows of a group see: *from .. *to, which may be none. */
+static void few_shared(const few_group *group, int64_t *from, int64_t *to)
 {
-    const attn__block *block = state->block;
-    int64_t from[FEW_GROUP], to[FEW_GROUP]; /* offsets in the tile that a row sees; neither falls */
-    for (int i = 0; i < m; i++) {
-        const int64_t apart = block->first + attn__min(row + i, block->count - 1) - tile->first;
-        from[i] = attn__min(tile->count, attn__max(0, apart + block->lo));
-        to[i] = attn__max(from[i], attn__min(tile->count, apart + block->hi + 1));
+    *from = group->from[group->m - 1];
+    *to = attn__max(*from, group->to[0]);
+}
+
+/* O += P V of the other keys of the tile, row by row. */
+static void few_edges(const few_state *state, const few_group *group, const few_rows *values)
+{
+    int64_t from, to;
+    few_shared(group, &from, &to);
+    for (int i = 0; i < group->m; i++) {
+        const few_group row = {.row = group->row + i, .m = 1};
+        few_values(state, &row, values, group->from[i], attn__min(group->to[i], from));
+        few_values(state, &row, values, attn__max(group->from[i], to), group->to[i]);
     }
-    if (from[0] >= to[m - 1]) {
-        return;
+}
+
+/* S of the tile's keys first .. end */
+static void few_score_block(const few_state *state, const few_group *groups, int count, const few_rows *keys,
+                            int64_t first, int64_t end)
+{
+    for (int g = 0; g < count; g++) {
+        const int64_t from = groups[g].from[0] / VEC_LANES * VEC_LANES, to = groups[g].to[groups[g].m - 1];
+        few_scores(state, &groups[g], keys, attn__max(first, from), attn__min(end, to));
     }
-    few_scores(state, row, m, &tile->k, from[0] / VEC_LANES * VEC_LANES, to[m - 1]);
-    for (int i = 0; i < m; i++) {
-        if (from[i] < to[i]) {
-            few_softmax(state, row + i, from[i], to[i]);
+}
+
+/* O += P V of those of them that whole groups see */
+static void few_value_block(const few_state *state, const few_group *groups, int count,
+                            const few_rows *values, int64_t first, int64_t end)
+{
+    for (int g = 0; g < count; g++) {
+        int64_t from, to;
+        few_shared(&groups[g], &from, &to);
+        few_values(state, &groups[g], values, attn__max(first, from), attn__min(end, to));
+    }
+}
+
+/* All rows against one tile. */
+static void few_step(const few_state *state, few_tile *tile)
+{
+    few_group groups[(FEW_MOST + FEW_GROUP - 1) / FEW_GROUP] = {{0}};
+    const int count = few_split(state, tile, groups);
+    const int64_t block = count > 1 ? FEW_BLOCK : tile->count;
+    few_plan(&tile->k, state->block->dim_qk, count, groups[0].m, FEW_BUSY_K);
+    few_plan(&tile->v, state->block->dim_v, count, groups[0].m, FEW_BUSY_V);
+    for (int64_t first = 0; first < tile->count; first += block) {
+        few_score_block(state, groups, count, &tile->k, first, first + block);
+    }
+    for (int g = 0; g < count; g++) {
+        for (int i = 0; i < groups[g].m; i++) {
+            few_softmax(state, groups[g].row + i, groups[g].from[i], groups[g].to[i]);
         }
     }
-    const bool shared = from[m - 1] < to[0];
-    const int64_t whole_from = shared ? from[m - 1] : from[0], whole_to = shared ? to[0] : from[0];
-    few_values(state, row, m, &tile->v, whole_from, whole_to);
-    for (int i = 0; i < m; i++) {
-        few_values(state, row + i, 1, &tile->v, from[i], attn__min(to[i], whole_from));
-        few_values(state, row + i, 1, &tile->v, attn__max(from[i], whole_to), to[i]);
+    for (int64_t first = 0; first < tile->count; first += block) {
+        few_value_block(state, groups, count, &tile->v, first, first + block);
+    }
+    for (int g = 0; g < count; g++) {
+        few_edges(state, &groups[g], &tile->v);
     }
 }
 
@@ -243,6 +328,19 @@ static void few_end(const few_state *state)
     }
 }
 
+/* Is this path faster than panels?  They let memory wait for their arithmetic.  Where a processor reads ahead
+ * by itself (attn__cpu_ahead), that costs more than they save, once an L2 does not hold K and V. */
+static bool few_suits(const attn__block *block)
+{
+    int64_t keys = 0;
+    for (int64_t s = 0; s < block->span_count; s++) {
+        keys += block->spans[s].count;
+    }
+    const int64_t bytes = keys * (block->dim_qk + block->dim_v) * few_size(block->dtype);
+    const int64_t most = bytes >= FEW_LONG && attn__cpu_ahead() == 0 ? FEW_MOST : FEW_ROWS;
+    return block->count <= most;
+}
+
 static void few_forward(const attn__block *block, float *scratch)
 {
     few_state state = {.block = block};
@@ -256,13 +354,7 @@ static void few_forward(const attn__block *block, float *scratch)
         for (; first < end; first += keys) {
             const int64_t count = attn__min(keys, end - first);
             few_tile tile = few_load(&state, span, first, count);
-            for (int64_t row = 0; row < block->count;) {
-                const int64_t left = block->count - row;
-                const int m = left > 2 ? FEW_GROUP : (int)attn__min(left, FEW_GROUP);
-                few_step(&state, row, m, &tile);
-                tile.k.ahead = tile.v.ahead = 0;
-                row += m;
-            }
+            few_step(&state, &tile);
         }
     }
     few_end(&state);

@@ -3,16 +3,53 @@
  * flash_few_products.inc.h - S = Q K^T and O += P V of a few query rows; a part of flash_few.inc.h, which
  * includes it.
  *
- * METHOD.  What a processor foresees is one row of K or V after the other, each from its begin to its end;
- * only so does it read at the full rate of memory.  So the loops over keys are outside and those over dims
- * inside, one key at once.  The exception is V for 2 and 4 rows: registers do not hold their sums of all
- * dims, so they are added up in strips of dims, over a few keys each; the first strip asks for the whole
- * rows.
+ * MEMORY.  What a processor foresees is one row of K or V after the other, each from its begin to its end.
+ * So the loops over keys are outside and those over dims inside, one key at once.  Where the sums of V of all
+ * dims do not fit into registers, those of one row stay in the L1 (few_wide); those of more rows are added up
+ * in strips of dims, over a block of keys, whose rows the first strip touches in order.
+ *
+ * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
+ * (few_plan: busy), memory would wait: then every key's arithmetic has a few lines far behind asked for, so
+ * that the requests are even in time.  The groups take turns with the keys, and a strip asks for its own
+ * dims.
  */
-/* Asks for what lies `ahead` of p. */
-VEC_INLINE void few_fetch(const char *p, int64_t ahead)
+VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
-    FLASH_PREFETCH((const void *)((uintptr_t)p + (uintptr_t)ahead));
+    FLASH_PREFETCH((const void *)((uintptr_t)at + (uintptr_t)near));
+}
+
+VEC_INLINE void few_fetch_far(const char *at, int64_t far)
+{
+    FLASH_PREFETCH_FAR((const void *)((uintptr_t)at + (uintptr_t)far));
+}
+
+/* The turns of the keys from `from` on, bit 0 that of the first; they recur with each block of 32. */
+VEC_INLINE uint32_t few_turns(uint32_t turns, int64_t from)
+{
+    const unsigned by = (unsigned)(from % FEW_BLOCK);
+    return turns >> by | turns << (-by % FEW_BLOCK);
+}
+
+/* Asks for what is far or near. */
+VEC_INLINE void few_ask(const few_rows *rows, const char *at, int64_t bytes)
+{
+    if (rows->far != 0) {
+        for (int64_t byte = 0; byte < bytes; byte += LINE) {
+            few_fetch_far(at + byte, rows->far);
+        }
+    } else {
+        for (int64_t byte = 0; byte < bytes; byte += LINE) {
+            few_fetch(at + byte, rows->near);
+        }
+    }
+}
+
+/* Reads a number of each line, in order. */
+VEC_INLINE void few_touch(const char *at, int64_t bytes)
+{
+    for (int64_t byte = 0; byte < bytes; byte += LINE) {
+        (void)*(const volatile char *)(at + byte);
+    }
 }
 
 /* A vector of a row; whole, or its first `width` lanes. */
@@ -25,10 +62,10 @@ VEC_INLINE vec few_vec(const void *p, const attn_dtype dtype, const bool whole, 
 
 /* sum[i] += q[i] . k over one vector of dims, m rows */
 VEC_INLINE void few_dot(const int m, const attn_dtype dtype, const bool whole, vec *sum, const float *q,
-                        int64_t q_row, const char *k, int64_t byte, int64_t ahead, int64_t width)
+                        int64_t q_row, const char *k, int64_t byte, int64_t near, int64_t width)
 {
-    if (byte % LINE == 0) {
-        few_fetch(k + byte, ahead);
+    if (m < FEW_GROUP && byte % LINE == 0) {
+        few_fetch(k + byte, near);
     }
     const vec x = few_vec(k + byte, dtype, whole, width);
     FLASH_UNROLL
@@ -40,12 +77,12 @@ VEC_INLINE void few_dot(const int m, const attn_dtype dtype, const bool whole, v
 /* sum[i] = q[i] . k, one key.  The vectors of dims take turns to add to several sums, so that an FMA does not
  * wait for the one before. */
 VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const float *q, int64_t q_row,
-                        const char *k, int64_t dim, int64_t ahead)
+                        const char *k, int64_t dim, int64_t near)
 {
     enum { L = VEC_LANES };
-    const int turns = m < 4 ? 4 / m : 1;
+    const int turns = m < 4 ? 4 / m : 2;
     const int64_t size = few_size(dtype);
-    vec sums[4];
+    vec sums[2 * FEW_GROUP];
     FLASH_UNROLL
     for (int i = 0; i < turns * m; i++) {
         sums[i] = vec_set(0.0f);
@@ -54,14 +91,14 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
     for (; d + turns * L <= dim; d += turns * L) {
         FLASH_UNROLL
         for (int t = 0; t < turns; t++) {
-            few_dot(m, dtype, true, sums + t * m, q + d + t * L, q_row, k, (d + t * L) * size, ahead, L);
+            few_dot(m, dtype, true, sums + t * m, q + d + t * L, q_row, k, (d + t * L) * size, near, L);
         }
     }
     for (; d + L <= dim; d += L) {
-        few_dot(m, dtype, true, sums, q + d, q_row, k, d * size, ahead, L);
+        few_dot(m, dtype, true, sums, q + d, q_row, k, d * size, near, L);
     }
     if (d < dim) {
-        few_dot(m, dtype, false, sums, q + d, q_row, k, d * size, ahead, dim - d);
+        few_dot(m, dtype, false, sums, q + d, q_row, k, d * size, near, dim - d);
     }
     FLASH_UNROLL
     for (int t = turns / 2; t > 0; t /= 2) {
@@ -78,21 +115,27 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
 
 /* The scores of m rows and the keys from .. to, in steps of n = VEC_LANES / m: up to n - 1 scores behind them
  * are those of the last key. */
-VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_state *state, int64_t row,
-                              const few_rows *keys, int64_t from, int64_t to)
+VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_state *state,
+                              const few_group *group, const few_rows *keys, int64_t from, int64_t to)
 {
     enum { L = VEC_LANES };
     const int n = L / m;
     const int64_t dim = state->block->dim_qk, q_row = state->q_row;
-    const float *q = state->q + row * q_row;
-    float *s = state->p + row * state->tile_k;
+    const float *q = state->q + group->row * q_row;
+    float *s = state->p + group->row * state->tile_k;
+    uint32_t turns = keys->far != 0 ? few_turns(group->turns, from) : keys->near != 0 ? UINT32_MAX : 0;
     for (int64_t key = from; key < to; key += n) {
         vec acc[L];
         FLASH_UNROLL
         for (int j = 0; j < n; j++) {
             vec sum[FEW_GROUP];
-            few_key(m, dtype, sum, q, q_row, keys->at + attn__min(key + j, to - 1) * keys->token, dim,
-                    keys->ahead);
+            const int64_t number = attn__min(key + j, to - 1);
+            const char *k = keys->at + number * keys->token;
+            if (m == FEW_GROUP && (turns & 1) != 0) {
+                few_ask(keys, k, dim * few_size(dtype));
+            }
+            turns = few_turns(turns, 1);
+            few_key(m, dtype, sum, q, q_row, k, dim, keys->near);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
                 acc[i * n + j] = sum[i];
@@ -107,27 +150,27 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
     }
 }
 
-VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, int64_t row, int m,
+VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *keys, int64_t from, int64_t to)
 {
-    if (m == 4) {
-        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, row, keys, from, to);
-    } else if (m == 2) {
-        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, row, keys, from, to);
+    if (group->m == 4) {
+        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, group, keys, from, to);
+    } else if (group->m == 2) {
+        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, group, keys, from, to);
     } else {
-        few_scores_of(1, dtype, state, row, keys, from, to);
+        few_scores_of(1, dtype, state, group, keys, from, to);
     }
 }
 
-static void few_scores(const few_state *state, int64_t row, int m, const few_rows *keys, int64_t from,
+static void few_scores(const few_state *state, const few_group *group, const few_rows *keys, int64_t from,
                        int64_t to)
 {
     if (keys->dtype == ATTN_F32) {
-        few_scores_as(ATTN_F32, state, row, m, keys, from, to);
+        few_scores_as(ATTN_F32, state, group, keys, from, to);
     } else if (keys->dtype == ATTN_F16) {
-        few_scores_as(ATTN_F16, state, row, m, keys, from, to);
+        few_scores_as(ATTN_F16, state, group, keys, from, to);
     } else {
-        few_scores_as(ATTN_BF16, state, row, m, keys, from, to);
+        few_scores_as(ATTN_BF16, state, group, keys, from, to);
     }
 }
 
@@ -135,25 +178,35 @@ static void few_scores(const few_state *state, int64_t row, int m, const few_row
 
 /* o[m rows][r vectors] += sum over keys from .. to of p v; the keys are summed apart from the older ones */
 VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, const bool whole,
-                          const few_state *state, int64_t row, int64_t d, const few_rows *values,
+                          const few_state *state, const few_group *group, int64_t d, const few_rows *values,
                           int64_t from, int64_t to)
 {
     const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
-    const int64_t asked = d == 0 ? state->block->dim_v * size : 0; /* bytes of a row, for all strips */
-    const float *p = state->p + row * state->tile_k;
+    const int64_t fetched = m == 1 && d == 0 ? width * size : 0; /* bytes of a row, for all strips */
+    const bool first = d == 0 && values->far == 0 && (values->near != 0 || width > r * VEC_LANES);
+    uint32_t turns = values->far != 0 ? few_turns(group->turns, from) : 0;
+    const float *p = state->p + group->row * state->tile_k;
     const char *v = values->at + from * values->token + d * size;
-    float *o = state->o + row * o_row + d;
+    float *o = state->o + group->row * o_row + d;
     vec acc[FEW_GROUP * FEW_SUMS];
     FLASH_UNROLL
     for (int i = 0; i < m * r; i++) {
         acc[i] = vec_set(0.0f);
     }
-    for (int64_t j = from; j < to; j++, v += values->token) {
-        for (int64_t byte = 0; byte < asked; byte += LINE) {
-            few_fetch(v + byte, values->ahead);
+    for (int64_t j = from; j < to; j++, v += values->token, turns = few_turns(turns, 1)) {
+        if (m > 1 && first && values->near != 0) {
+            few_ask(values, v, width * size);
+        } else if (m > 1 && first) {
+            few_touch(v, width * size);
+        }
+        for (int64_t byte = 0; byte < fetched; byte += LINE) {
+            few_fetch(v + byte, values->near);
         }
         FLASH_UNROLL
         for (int c = 0; c < r; c++) {
+            if (m > 1 && c * VEC_LANES * size % LINE == 0 && (turns & 1) != 0) {
+                few_fetch_far(v + c * VEC_LANES * size, values->far);
+            }
             const vec x = few_vec(v + c * VEC_LANES * size, dtype, whole, width);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
@@ -173,23 +226,23 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
 
 /* In strips of `most` vectors, and what is left of the dims in less. */
 VEC_INLINE void few_strips(const int m, const int most, const attn_dtype dtype, const few_state *state,
-                           int64_t row, const few_rows *values, int64_t from, int64_t to)
+                           const few_group *group, const few_rows *values, int64_t from, int64_t to)
 {
     enum { L = VEC_LANES };
     const int64_t dim = state->block->dim_v;
     for (int64_t d = 0; d < dim;) {
         const int64_t left = (dim - d) / L;
         if (left >= most) {
-            few_strip(m, most, dtype, true, state, row, d, values, from, to);
+            few_strip(m, most, dtype, true, state, group, d, values, from, to);
             d += most * L;
         } else if (most > 4 && left >= 4) {
-            few_strip(m, most > 4 ? 4 : 1, dtype, true, state, row, d, values, from, to);
+            few_strip(m, most > 4 ? 4 : 1, dtype, true, state, group, d, values, from, to);
             d += 4 * L;
         } else if (most > 2 && left >= 2) {
-            few_strip(m, most > 2 ? 2 : 1, dtype, true, state, row, d, values, from, to);
+            few_strip(m, most > 2 ? 2 : 1, dtype, true, state, group, d, values, from, to);
             d += 2 * L;
         } else {
-            few_strip(m, 1, dtype, left > 0, state, row, d, values, from, to);
+            few_strip(m, 1, dtype, left > 0, state, group, d, values, from, to);
             d += L;
         }
     }
@@ -227,7 +280,7 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
     }
     for (int64_t j = from; j < to; j++, v += values->token) {
         for (int64_t byte = 0; byte < dim * size; byte += LINE) {
-            few_fetch(v + byte, values->ahead);
+            few_fetch(v + byte, values->near);
         }
         const vec weight = vec_set(p[j]);
         FLASH_UNROLL
@@ -247,43 +300,43 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
 
 /* A few keys after the others, which the L1 holds for the strips, and since errors grow with a sum's length.
  */
-VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_state *state, int64_t row,
-                              const few_rows *values, int64_t from, int64_t to)
+VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_state *state,
+                              const few_group *group, const few_rows *values, int64_t from, int64_t to)
 {
     const int most = VEC_LANES / m < FEW_SUMS ? VEC_LANES / m : FEW_SUMS;
     for (int64_t end; from < to; from = end) {
-        end = attn__min(from + FEW_SUM_KEYS, to);
+        end = attn__min(from + FEW_BLOCK, to);
         if (m == 1 && state->block->dim_v > most * VEC_LANES) {
-            few_wide(dtype, state, row, values, from, end);
+            few_wide(dtype, state, group->row, values, from, end);
         } else {
-            few_strips(m, most, dtype, state, row, values, from, end);
+            few_strips(m, most, dtype, state, group, values, from, end);
         }
     }
 }
 
-VEC_INLINE void few_values_as(const attn_dtype dtype, const few_state *state, int64_t row, int m,
+VEC_INLINE void few_values_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *values, int64_t from, int64_t to)
 {
-    if (m == 4) {
-        few_values_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, row, values, from, to);
-    } else if (m == 2) {
-        few_values_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, row, values, from, to);
+    if (group->m == 4) {
+        few_values_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, group, values, from, to);
+    } else if (group->m == 2) {
+        few_values_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, group, values, from, to);
     } else {
-        few_values_of(1, dtype, state, row, values, from, to);
+        few_values_of(1, dtype, state, group, values, from, to);
     }
 }
 
-static void few_values(const few_state *state, int64_t row, int m, const few_rows *values, int64_t from,
+static void few_values(const few_state *state, const few_group *group, const few_rows *values, int64_t from,
                        int64_t to)
 {
     if (from >= to) {
         return;
     }
     if (values->dtype == ATTN_F32) {
-        few_values_as(ATTN_F32, state, row, m, values, from, to);
+        few_values_as(ATTN_F32, state, group, values, from, to);
     } else if (values->dtype == ATTN_F16) {
-        few_values_as(ATTN_F16, state, row, m, values, from, to);
+        few_values_as(ATTN_F16, state, group, values, from, to);
     } else {
-        few_values_as(ATTN_BF16, state, row, m, values, from, to);
+        few_values_as(ATTN_BF16, state, group, values, from, to);
     }
 }
