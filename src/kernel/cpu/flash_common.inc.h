@@ -20,7 +20,7 @@ enum { PANEL = 2 * VEC_LANES }; /* queries side by side: two vectors */
 #define FLASH_UNROLL
 #endif
 
-/* Asks for the cache line at p. */
+/* Asks for the cache line at p; FAR: into the L2 alone. */
 #if defined(__GNUC__)
 #define FLASH_PREFETCH(p)     __builtin_prefetch(p)
 #define FLASH_PREFETCH_FAR(p) __builtin_prefetch(p, 0, 1)

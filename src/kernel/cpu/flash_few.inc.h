@@ -15,7 +15,7 @@
  *             O[row][dim] += P[row][key] V[key][dim]  P broadcast, dims along the lanes
  *
  * K and V are read once, where they lie if their dims are dense, and widened in registers; the L1 holds a
- * block for the groups after the first.  How the memory is kept busy: flash_few_products.inc.h.
+ * block for the groups after the first.  How memory is kept busy: flash_few_products.inc.h.
  *
  * MASK, NaN.  A masked score is replaced by -inf.  A value is added only to rows that see its key: to all
  * rows of a group over the keys that all see, and row by row over the others.
@@ -188,7 +188,7 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
 }
 
 /* Decides what is asked for while `count` groups, the first of m rows, use these rows. */
-static void few_plan(few_rows *rows, int64_t dim, int count, int m, int64_t least)
+static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, int64_t least)
 {
     if (rows->gathered) {
         return;
@@ -293,8 +293,8 @@ static void few_step(const few_state *state, few_tile *tile)
     few_group groups[(FEW_MOST + FEW_GROUP - 1) / FEW_GROUP] = {{0}};
     const int count = few_split(state, tile, groups);
     const int64_t block = count > 1 ? FEW_BLOCK : tile->count;
-    few_plan(&tile->k, state->block->dim_qk, count, groups[0].m, FEW_BUSY_K);
-    few_plan(&tile->v, state->block->dim_v, count, groups[0].m, FEW_BUSY_V);
+    few_set_ahead(&tile->k, state->block->dim_qk, count, groups[0].m, FEW_BUSY_K);
+    few_set_ahead(&tile->v, state->block->dim_v, count, groups[0].m, FEW_BUSY_V);
     for (int64_t first = 0; first < tile->count; first += block) {
         few_score_block(state, groups, count, &tile->k, first, first + block);
     }

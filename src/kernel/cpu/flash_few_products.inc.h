@@ -9,9 +9,8 @@
  * in strips of dims, over a block of keys, whose rows the first strip touches in order.
  *
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
- * (few_plan: busy), memory would wait: then every key's arithmetic has a few lines far behind asked for, so
- * that the requests are even in time.  The groups take turns with the keys, and a strip asks for its own
- * dims.
+ * (few_set_ahead: busy), memory would wait: then every key's arithmetic carries requests for a key far ahead,
+ * so that they are even in time.  The groups take turns with the keys, and a strip asks for its own dims.
  */
 VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
@@ -23,33 +22,34 @@ VEC_INLINE void few_fetch_far(const char *at, int64_t far)
     FLASH_PREFETCH_FAR((const void *)((uintptr_t)at + (uintptr_t)far));
 }
 
-/* The turns of the keys from `from` on, bit 0 that of the first; they recur with each block of 32. */
-VEC_INLINE uint32_t few_turns(uint32_t turns, int64_t from)
+VEC_INLINE void few_fetch_row(const char *at, int64_t near, int64_t bytes)
 {
-    const unsigned by = (unsigned)(from % FEW_BLOCK);
-    return turns >> by | turns << (-by % FEW_BLOCK);
-}
-
-/* Asks for what is far or near. */
-VEC_INLINE void few_ask(const few_rows *rows, const char *at, int64_t bytes)
-{
-    if (rows->far != 0) {
-        for (int64_t byte = 0; byte < bytes; byte += LINE) {
-            few_fetch_far(at + byte, rows->far);
-        }
-    } else {
-        for (int64_t byte = 0; byte < bytes; byte += LINE) {
-            few_fetch(at + byte, rows->near);
-        }
+    for (int64_t byte = 0; byte < bytes; byte += LINE) {
+        few_fetch(at + byte, near);
     }
 }
 
-/* Reads a number of each line, in order. */
-VEC_INLINE void few_touch(const char *at, int64_t bytes)
+VEC_INLINE void few_fetch_row_far(const char *at, int64_t far, int64_t bytes)
+{
+    for (int64_t byte = 0; byte < bytes; byte += LINE) {
+        few_fetch_far(at + byte, far);
+    }
+}
+
+/* Loads a number of each line of the row itself, in order. */
+VEC_INLINE void few_touch_row(const char *at, int64_t bytes)
 {
     for (int64_t byte = 0; byte < bytes; byte += LINE) {
         (void)*(const volatile char *)(at + byte);
     }
+}
+
+/* `turns` from the key `by` places later on: they recur with each block, whose keys are their bits. */
+VEC_INLINE uint32_t few_rotate(uint32_t turns, int64_t by)
+{
+    _Static_assert(FEW_BLOCK == 32, "a bit a key");
+    const unsigned places = (unsigned)(by % FEW_BLOCK);
+    return turns >> places | turns << (-places % FEW_BLOCK);
 }
 
 /* A vector of a row; whole, or its first `width` lanes. */
@@ -123,7 +123,7 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
     const int64_t dim = state->block->dim_qk, q_row = state->q_row;
     const float *q = state->q + group->row * q_row;
     float *s = state->p + group->row * state->tile_k;
-    uint32_t turns = keys->far != 0 ? few_turns(group->turns, from) : keys->near != 0 ? UINT32_MAX : 0;
+    uint32_t turns = keys->far != 0 ? few_rotate(group->turns, from) : keys->near != 0 ? UINT32_MAX : 0;
     for (int64_t key = from; key < to; key += n) {
         vec acc[L];
         FLASH_UNROLL
@@ -132,9 +132,13 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
             const int64_t number = attn__min(key + j, to - 1);
             const char *k = keys->at + number * keys->token;
             if (m == FEW_GROUP && (turns & 1) != 0) {
-                few_ask(keys, k, dim * few_size(dtype));
+                if (keys->far != 0) {
+                    few_fetch_row_far(k, keys->far, dim * few_size(dtype));
+                } else {
+                    few_fetch_row(k, keys->near, dim * few_size(dtype));
+                }
             }
-            turns = few_turns(turns, 1);
+            turns = few_rotate(turns, 1);
             few_key(m, dtype, sum, q, q_row, k, dim, keys->near);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
@@ -182,9 +186,9 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
                           int64_t from, int64_t to)
 {
     const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
-    const int64_t fetched = m == 1 && d == 0 ? width * size : 0; /* bytes of a row, for all strips */
-    const bool first = d == 0 && values->far == 0 && (values->near != 0 || width > r * VEC_LANES);
-    uint32_t turns = values->far != 0 ? few_turns(group->turns, from) : 0;
+    const bool fetch = d == 0 && (m == 1 || values->near != 0); /* the whole row, for all strips */
+    const bool touch = d == 0 && !fetch && values->far == 0 && width > r * VEC_LANES;
+    uint32_t turns = values->far != 0 ? few_rotate(group->turns, from) : 0;
     const float *p = state->p + group->row * state->tile_k;
     const char *v = values->at + from * values->token + d * size;
     float *o = state->o + group->row * o_row + d;
@@ -193,14 +197,11 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
     for (int i = 0; i < m * r; i++) {
         acc[i] = vec_set(0.0f);
     }
-    for (int64_t j = from; j < to; j++, v += values->token, turns = few_turns(turns, 1)) {
-        if (m > 1 && first && values->near != 0) {
-            few_ask(values, v, width * size);
-        } else if (m > 1 && first) {
-            few_touch(v, width * size);
-        }
-        for (int64_t byte = 0; byte < fetched; byte += LINE) {
-            few_fetch(v + byte, values->near);
+    for (int64_t j = from; j < to; j++, v += values->token, turns = few_rotate(turns, 1)) {
+        if (fetch) {
+            few_fetch_row(v, values->near, width * size);
+        } else if (m > 1 && touch) {
+            few_touch_row(v, width * size);
         }
         FLASH_UNROLL
         for (int c = 0; c < r; c++) {
@@ -279,9 +280,7 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
         acc[c] = vec_set(0.0f);
     }
     for (int64_t j = from; j < to; j++, v += values->token) {
-        for (int64_t byte = 0; byte < dim * size; byte += LINE) {
-            few_fetch(v + byte, values->near);
-        }
+        few_fetch_row(v, values->near, dim * size);
         const vec weight = vec_set(p[j]);
         FLASH_UNROLL
         for (int c = 0; c < FEW_SUMS; c++) {
