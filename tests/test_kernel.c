@@ -172,11 +172,11 @@ static void test_few_long(void **state)
             kernel_case c = kernel_case_random(&seed, 0);
             c.dtype = (attn_dtype)((uint64_t)rows % 3);
             c.lo = los[i], c.hi = i == 0 ? 2000 : 0;
-            c.dim_qk = check_between(&seed, 200, 300), c.dim_v = check_between(&seed, 200, 300);
-            c.rows = rows, c.first = 1000 - rows;
+            c.dim_qk = check_between(&seed, 400, 512), c.dim_v = check_between(&seed, 400, 512);
+            c.rows = rows, c.first = 1200 - rows;
             c.span_count = 2;
-            c.span_first[0] = 0, c.span_keys[0] = check_between(&seed, 500, 600);
-            c.span_first[1] = 700, c.span_keys[1] = check_between(&seed, 250, 300);
+            c.span_first[0] = 0, c.span_keys[0] = check_between(&seed, 700, 800);
+            c.span_first[1] = 900, c.span_keys[1] = check_between(&seed, 250, 300);
             kernel_case_open(&c, &seed);
             if (i == 1) {
                 poison_one(&c, &seed);

@@ -99,7 +99,7 @@ uint32_t attn__cpu(void);
 /* Tests: replaces what attn__cpu() answers. */
 void attn__cpu_override(uint32_t features);
 /* How many bytes ahead to ask the caches for what is read once and in order: 0 where the CPU does better
- * alone, as AMD's do (docs/perf/cpu.md, "Few queries"). */
+ * alone, as AMD's before Zen 5 do (docs/perf/cpu.md, "Few queries"). */
 int64_t attn__cpu_ahead(void);
 /* "avx2", ... of one bit */
 const char *attn__cpu_name(uint32_t feature);

@@ -123,24 +123,31 @@ void attn__cpu_override(uint32_t features)
     atomic_store(&cached, features);
 }
 
-static bool intel(void)
+/* For attn__cpu_ahead: what was fastest where it was measured. */
+static int measured_ahead(void)
 {
+    enum { INTEL = 4096, ZEN5 = 8192, ZEN5_FAMILY = 26 };
 #if defined(__x86_64__)
     uint32_t a = 0, b = 0, c = 0, d = 0;
-    return __get_cpuid(0, &a, &b, &c, &d) && b == signature_INTEL_ebx && c == signature_INTEL_ecx &&
-           d == signature_INTEL_edx;
-#else
-    return false;
+    (void)__get_cpuid(0, &a, &b, &c, &d);
+    if (b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx) {
+        return INTEL;
+    }
+    if (b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx) {
+        (void)__get_cpuid(1, &a, &b, &c, &d);
+        const uint32_t family = (a >> 8 & 15) + (a >> 20 & 255); /* base and extension */
+        return family >= ZEN5_FAMILY ? ZEN5 : 0;
+    }
 #endif
+    return 0;
 }
 
 int64_t attn__cpu_ahead(void)
 {
-    enum { AHEAD = 4096 };
     static atomic_int known = -1;
     int ahead = atomic_load(&known);
     if (ahead < 0) {
-        ahead = intel() ? AHEAD : 0;
+        ahead = measured_ahead();
         atomic_store(&known, ahead);
     }
     return ahead;

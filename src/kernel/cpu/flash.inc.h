@@ -13,6 +13,7 @@
  *         max, P = exp2(S - max), sum             vertical, in place
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
+ * The last panel is one vector wide if that is enough.  Memory fetches the next tile meanwhile (flash_ask).
  * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
  * query sees pay for the mask.  Calls of a few queries go another way (flash_few.inc.h).
  *
@@ -65,11 +66,10 @@ typedef struct flash_state {
     float *k, *v;     /* a tile widened or gathered to dense fp32; also a row of q */
 } flash_state;
 
-/* Keys and values as the micro-kernels want them: fp32, dims dense. */
+/* Some keys and their values. */
 typedef struct flash_tile {
     int64_t first, count;
-    const float *k, *v;
-    int64_t k_token, v_token;
+    flash_rows k, v;
 } flash_tile;
 
 static int64_t keys_of_tile(int64_t dim_qk, int64_t dim_v)
@@ -159,20 +159,44 @@ static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t
     return copy;
 }
 
+/* What comes `count` rows later, to be asked for while as many are computed with by so many panels.  Rows
+ * without a gap are one. */
+static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t count, int64_t panels)
+{
+    const int64_t size = (int64_t)attn_dtype_size(rows->dtype), row = rows->token == dim ? count * dim : dim;
+    const int64_t lines = attn__ceil_div(row * size, LINE);
+    return (flash_ask){.at = (uintptr_t)attn__element(rows->data, rows->dtype, count * rows->token),
+                       .lines = lines,
+                       .skip = rows->token * size - lines * LINE,
+                       .period = attn__max(row * panels / lines, 1)};
+}
+
+/* `count` rows of K or V for so many panels; `more` says that others follow. */
+static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t count, int64_t panels,
+                            bool more)
+{
+    flash_rows loaded = {.ask = {.period = INT64_MAX}};
+    loaded.at = tile_rows(copy, *rows, dim, count, panels >= COPY_PANELS, &loaded.token);
+    if (more && rows->dim == 1) {
+        loaded.ask = ask_for(rows, dim, count, panels);
+    }
+    return loaded;
+}
+
 /* Keys first .. first + count of span. */
-static flash_tile load_tile(const flash_state *state, const attn__span *span, int64_t first, int64_t count)
+static flash_tile load_tile(const flash_state *state, const attn__span *span, int64_t first, int64_t count,
+                            bool more)
 {
     const attn__block *block = state->block;
     const int64_t skip = first - span->first;
-    const bool often = state->panels >= COPY_PANELS;
     const attn__rows k = {attn__element(span->k, block->dtype, skip * span->k_token), block->dtype,
                           span->k_token, span->k_dim};
     const attn__rows v = {attn__element(span->v, block->dtype, skip * span->v_token), block->dtype,
                           span->v_token, span->v_dim};
-    flash_tile tile = {.first = first, .count = count};
-    tile.k = tile_rows(state->k, k, block->dim_qk, count, often, &tile.k_token);
-    tile.v = tile_rows(state->v, v, block->dim_v, count, often, &tile.v_token);
-    return tile;
+    return (flash_tile){.first = first,
+                        .count = count,
+                        .k = load_rows(state->k, &k, block->dim_qk, count, state->panels, more),
+                        .v = load_rows(state->v, &v, block->dim_v, count, state->panels, more)};
 }
 
 /* ---- one panel against one tile ------------------------------------------------------------------ */
@@ -181,68 +205,81 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
  * s becomes exp2(s - max), max and sum move on, fade gets what older sums shrink by.  A lane without a score
  * yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
  */
-static void softmax_panel(float *s, int64_t count, float *max, float *sum, float *fade)
+VEC_INLINE void softmax_lanes(const int n, float *s, int64_t count, float *max, float *sum, float *fade)
 {
-    const vec none = vec_set(-INFINITY), zero = vec_set(0.0f);
-    const vec old0 = vec_load(max), old1 = vec_load(max + VEC_LANES);
-    vec max0 = old0, max1 = old1;
-    raise_max(s, count, &max0, &max1);
-    vec_store(max, max0);
-    vec_store(max + VEC_LANES, max1);
-
-    vec less0 = vec_select(vec_less(none, max0), max0, zero);
-    vec less1 = vec_select(vec_less(none, max1), max1, zero);
-    vec fade0 = flash_exp2(vec_sub(old0, less0)), fade1 = flash_exp2(vec_sub(old1, less1));
-    vec sum0 = zero, sum1 = zero; /* of this tile alone, for a small rounding error */
-    for (int64_t j = 0; j < count; j++) {
-        vec p0 = flash_exp2(vec_sub(vec_load(s + j * PANEL), less0));
-        vec p1 = flash_exp2(vec_sub(vec_load(s + j * PANEL + VEC_LANES), less1));
-        vec_store(s + j * PANEL, p0);
-        vec_store(s + j * PANEL + VEC_LANES, p1);
-        sum0 = vec_add(sum0, p0);
-        sum1 = vec_add(sum1, p1);
+    vec most[2], less[2], sums[2], fades[2];
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        most[c] = vec_load(max + c * VEC_LANES);
     }
-    vec_store(fade, fade0);
-    vec_store(fade + VEC_LANES, fade1);
-    vec_store(sum, vec_fma(vec_load(sum), fade0, sum0));
-    vec_store(sum + VEC_LANES, vec_fma(vec_load(sum + VEC_LANES), fade1, sum1));
+    raise_max(n, s, count, most);
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        less[c] = vec_select(vec_less(vec_set(-INFINITY), most[c]), most[c], vec_set(0.0f));
+        fades[c] = flash_exp2(vec_sub(vec_load(max + c * VEC_LANES), less[c]));
+        sums[c] = vec_set(0.0f); /* of this tile alone, for a small rounding error */
+        vec_store(max + c * VEC_LANES, most[c]);
+    }
+    for (int64_t j = 0; j < count; j++) {
+        FLASH_UNROLL
+        for (int c = 0; c < n; c++) {
+            const vec p = flash_exp2(vec_sub(vec_load(s + j * PANEL + c * VEC_LANES), less[c]));
+            vec_store(s + j * PANEL + c * VEC_LANES, p);
+            sums[c] = vec_add(sums[c], p);
+        }
+    }
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        vec_store(fade + c * VEC_LANES, fades[c]);
+        vec_store(sum + c * VEC_LANES, vec_fma(vec_load(sum + c * VEC_LANES), fades[c], sums[c]));
+    }
+}
+
+static void softmax_panel(const int n, float *s, int64_t count, float *max, float *sum, float *fade)
+{
+    if (n == 2) {
+        softmax_lanes(2, s, count, max, sum, fade);
+    } else {
+        softmax_lanes(1, s, count, max, sum, fade);
+    }
 }
 
 /*
- * O^T takes in `count` keys from `position` on, of which [whole_first, whole_last) are seen by every lane.
- * The others are cut out and added under the mask if their values are not finite.
+ * O^T takes in the keys from .. to, of which [whole_from, whole_to) are seen by every lane.  The others are
+ * cut out and added under the mask if their values are not finite.
  */
-static void add_values(const flash_state *state, float *ot, float *fade, const flash_band *band,
-                       const flash_tile *tile, int64_t from, int64_t to, int64_t whole_from, int64_t whole_to)
+static void add_values(const flash_state *state, const int n, float *ot, float *fade, const flash_band *band,
+                       flash_tile *tile, int64_t from, int64_t to, int64_t whole_from, int64_t whole_to)
 {
-    const int64_t dim = state->block->dim_v, token = tile->v_token;
+    const int64_t dim = state->block->dim_v;
     int64_t start = from;
     for (int64_t j = from; j < to; j++) {
         if (j == whole_from) {
             j = whole_to; /* no need to look */
         }
-        if (j >= to || all_finite(tile->v + j * token, dim)) {
+        const float *v = tile->v.at + j * tile->v.token;
+        if (j >= to || all_finite(v, dim)) {
             continue;
         }
-        value_panel(ot, fade, tile->v + start * token, token, dim, state->p + (start - from) * PANEL,
-                    j - start);
-        value_masked(ot, band, tile->first + j, tile->v + j * token, dim, state->p + (j - from) * PANEL);
+        value_panel(n, ot, fade, &tile->v, start, j, dim, state->p + (start - from) * PANEL);
+        value_masked(n, ot, band, tile->first + j, v, dim, state->p + (j - from) * PANEL);
         for (int i = 0; i < PANEL; i++) {
             fade[i] = 1.0f; /* has been applied */
         }
         start = j + 1;
     }
     if (start < to) {
-        value_panel(ot, fade, tile->v + start * token, token, dim, state->p + (start - from) * PANEL,
-                    to - start);
+        value_panel(n, ot, fade, &tile->v, start, to, dim, state->p + (start - from) * PANEL);
     }
 }
 
-static void panel_step(const flash_state *state, int64_t panel, const flash_tile *tile)
+static void panel_step(const flash_state *state, int64_t panel, flash_tile *tile)
 {
     const attn__block *block = state->block;
+    const int64_t rows = attn__min(PANEL, block->count - panel * PANEL);
+    const int n = rows > VEC_LANES ? 2 : 1;
     const flash_band band = {block->first + panel * PANEL, block->lo, block->hi};
-    const int64_t last = attn__min(band.row + PANEL, block->first + block->count) - 1;
+    const int64_t last = band.row + rows - 1;
 
     /* Offsets in the tile: [from, to) is seen by some row, [whole_from, whole_to) by every row. */
     int64_t from = attn__max(0, band.row + band.lo - tile->first);
@@ -255,13 +292,12 @@ static void panel_step(const flash_state *state, int64_t panel, const flash_tile
 
     float fade[PANEL];
     float *ot = state->ot + panel * block->dim_v * PANEL;
-    const flash_rows keys = {
-        .at = tile->k + from * tile->k_token, .token = tile->k_token, .count = to - from};
-    score_panel(state->p, PANEL, &keys, state->qt + panel * block->dim_qk * PANEL, block->dim_qk);
-    mask_scores(state->p, &band, tile->first + from, whole_from - from);
-    mask_scores(state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
-    softmax_panel(state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);
-    add_values(state, ot, fade, &band, tile, from, to, whole_from, whole_to);
+    score_panel(n, state->p, PANEL, &tile->k, from, to, state->qt + panel * block->dim_qk * PANEL,
+                block->dim_qk);
+    mask_scores(n, state->p, &band, tile->first + from, whole_from - from);
+    mask_scores(n, state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
+    softmax_panel(n, state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);
+    add_values(state, n, ot, fade, &band, tile, from, to, whole_from, whole_to);
 }
 
 /* ---- begin, loop, end ---------------------------------------------------------------------------- */
@@ -345,7 +381,8 @@ static void forward(const attn__block *block, void *scratch)
         int64_t first = attn__max(span->first, block->first + block->lo);
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
         for (; first < end; first += state.tile_k) {
-            flash_tile tile = load_tile(&state, span, first, attn__min(state.tile_k, end - first));
+            const int64_t count = attn__min(state.tile_k, end - first);
+            flash_tile tile = load_tile(&state, span, first, count, first + count < end);
             for (int64_t panel = 0; panel < state.panels; panel++) {
                 panel_step(&state, panel, &tile);
             }

@@ -198,19 +198,8 @@ static void clear_rows(float *rows, int64_t count)
     }
 }
 
-/* scores[from .. to) of one panel with rows from .. to of K or V */
-static void score_part(float *scores, const flash_rows *tile, int64_t from, int64_t to, int64_t panel,
-                       const float *transposed, int64_t dim)
-{
-    flash_rows rows = *tile;
-    rows.at += from * rows.token;
-    rows.count = to - from;
-    rows.part = panel;
-    score_panel(scores + from * BACK_Q, BACK_Q, &rows, transposed + panel * dim * PANEL, dim);
-}
-
 /* P^T and dS^T of one panel and one tile. */
-static void weigh_panel(const backward_state *state, int64_t panel, const backward_tile *tile)
+static void weigh_panel(const backward_state *state, int64_t panel, backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const flash_band band = {g->first + panel * PANEL, g->lo, g->hi};
@@ -229,9 +218,9 @@ static void weigh_panel(const backward_state *state, int64_t panel, const backwa
     }
     clear_rows(p, from), clear_rows(ds, from);
     clear_rows(p + to * BACK_Q, tile->count - to), clear_rows(ds + to * BACK_Q, tile->count - to);
-    score_part(p, &tile->k, from, to, panel, state->qt, g->dim_qk);
-    score_part(ds, &tile->v, from, to, panel, state->dt, g->dim_v);
     int64_t at = from * BACK_Q;
+    score_panel(2, p + at, BACK_Q, &tile->k, from, to, state->qt + panel * g->dim_qk * PANEL, g->dim_qk);
+    score_panel(2, ds + at, BACK_Q, &tile->v, from, to, state->dt + panel * g->dim_v * PANEL, g->dim_v);
     weigh_masked(p + at, ds + at, whole_from - from, lse, delta, blind, &band, tile->first + from);
     at = whole_from * BACK_Q;
     weigh_whole(p + at, ds + at, whole_to - whole_from, lse, delta);
@@ -339,25 +328,9 @@ static bool leaks(const backward_state *state, const backward_tile *tile)
 
 /* ---- one call -------------------------------------------------------------------------------------- */
 
-/* `count` rows of K or V; `ahead` more lie behind them. */
-static flash_rows load_rows(const backward_state *state, float *copy, const attn__rows *rows, int64_t dim,
-                            int64_t count, int64_t ahead)
-{
-    const int64_t size = (int64_t)attn_dtype_size(rows->dtype);
-    flash_rows tile = {.count = count, .parts = state->panels};
-    tile.at = tile_rows(copy, *rows, dim, count, state->panels >= COPY_PANELS, &tile.token);
-    if (rows->dim == 1 && ahead > 0) {
-        tile.next = attn__element(rows->data, rows->dtype, count * rows->token);
-        tile.next_token = rows->token * size;
-        tile.next_size = dim * size;
-        tile.ahead = ahead;
-    }
-    return tile;
-}
-
-/* Keys first .. first + count of span; `ahead` more come next. */
+/* Keys first .. first + count of span; `more` says that others follow. */
 static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
-                     int64_t count, int64_t ahead)
+                     int64_t count, bool more)
 {
     const attn__gradient *g = state->gradient;
     const int64_t skip = first - span->first;
@@ -365,14 +338,14 @@ static void add_tile(const backward_state *state, const attn__gradient_span *spa
                           span->k_dim};
     const attn__rows v = {attn__element(span->v, g->dtype, skip * span->v_token), g->dtype, span->v_token,
                           span->v_dim};
-    const backward_tile tile = {.first = first,
-                                .count = count,
-                                .k = load_rows(state, state->k, &k, g->dim_qk, count, ahead),
-                                .v = load_rows(state, state->v, &v, g->dim_v, count, ahead),
-                                .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
-                                .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token,
-                                .dk_token = span->dk_token,
-                                .dv_token = span->dv_token};
+    backward_tile tile = {.first = first,
+                          .count = count,
+                          .k = load_rows(state->k, &k, g->dim_qk, count, state->panels, more),
+                          .v = load_rows(state->v, &v, g->dim_v, count, state->panels, more),
+                          .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
+                          .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token,
+                          .dk_token = span->dk_token,
+                          .dv_token = span->dv_token};
     for (int64_t panel = 0; panel < state->panels; panel++) {
         weigh_panel(state, panel, &tile);
     }
@@ -394,7 +367,7 @@ static void backward(const attn__gradient *gradient, void *scratch)
         int64_t end = attn__min(span->first + span->count, gradient->first + gradient->count + gradient->hi);
         for (; first < end; first += BACK_K) {
             const int64_t count = attn__min(BACK_K, end - first);
-            add_tile(&state, span, first, count, attn__min(BACK_K, end - first - count));
+            add_tile(&state, span, first, count, first + count < end);
         }
     }
 }

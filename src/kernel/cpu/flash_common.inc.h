@@ -15,7 +15,7 @@ enum { PANEL = 2 * VEC_LANES }; /* queries side by side: two vectors */
 #if defined(__clang__)
 #define FLASH_UNROLL _Pragma("clang loop unroll(full)")
 #elif defined(__GNUC__)
-#define FLASH_UNROLL _Pragma("GCC unroll 16")
+#define FLASH_UNROLL _Pragma("GCC unroll 32")
 #else
 #define FLASH_UNROLL
 #endif
@@ -111,37 +111,41 @@ static vec_mask visible(const flash_band *band, int64_t position, int64_t lane)
                        (int32_t)attn__min(attn__max(last, 0), VEC_LANES));
 }
 
-/* Scores of keys that not every lane sees: -inf where the lane does not. */
-static void mask_scores(float *s, const flash_band *band, int64_t position, int64_t count)
+/* Scores of keys that not every lane sees: -inf where the lane does not.  n vectors of lanes. */
+static void mask_scores(const int n, float *s, const flash_band *band, int64_t position, int64_t count)
 {
     const vec never = vec_set(-INFINITY);
     for (int64_t j = 0; j < count; j++) {
-        for (int64_t lane = 0; lane < PANEL; lane += VEC_LANES) {
+        for (int64_t lane = 0; lane < n * VEC_LANES; lane += VEC_LANES) {
             float *at = s + j * PANEL + lane;
             vec_store(at, vec_select(visible(band, position + j, lane), vec_load(at), never));
         }
     }
 }
 
-/* Raises the maximum of each lane by `count` keys; NaN does not count. */
-VEC_INLINE void raise_max(const float *s, int64_t count, vec *max0, vec *max1)
+/* Raises the maxima of n vectors of lanes by `count` keys; NaN does not count. */
+VEC_INLINE void raise_max(const int n, const float *s, int64_t count, vec *max)
 {
-    vec even0 = *max0, even1 = *max1;
-    vec odd0 = even0, odd1 = even1; /* a second pair of chains hides the latency of the maximum */
+    vec even[2], odd[2]; /* a second set of chains hides the latency of the maximum */
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        even[c] = odd[c] = max[c];
+    }
     for (int64_t j = 0; j < count / 2; j++) {
         const float *at = s + 2 * j * PANEL;
-        even0 = vec_max(vec_load(at), even0);
-        even1 = vec_max(vec_load(at + VEC_LANES), even1);
-        odd0 = vec_max(vec_load(at + PANEL), odd0);
-        odd1 = vec_max(vec_load(at + PANEL + VEC_LANES), odd1);
+        FLASH_UNROLL
+        for (int c = 0; c < n; c++) {
+            even[c] = vec_max(vec_load(at + c * VEC_LANES), even[c]);
+            odd[c] = vec_max(vec_load(at + PANEL + c * VEC_LANES), odd[c]);
+        }
     }
-    if (count % 2 != 0) {
-        const float *at = s + (count - 1) * PANEL;
-        odd0 = vec_max(vec_load(at), odd0);
-        odd1 = vec_max(vec_load(at + VEC_LANES), odd1);
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        if (count % 2 != 0) {
+            odd[c] = vec_max(vec_load(s + (count - 1) * PANEL + c * VEC_LANES), odd[c]);
+        }
+        max[c] = vec_max(odd[c], even[c]);
     }
-    *max0 = vec_max(odd0, even0);
-    *max1 = vec_max(odd1, even1);
 }
 
 /* Whether all of v[dim] is finite: no exponent is all ones. */
@@ -158,10 +162,10 @@ static bool all_finite(const float *v, int64_t dim)
 }
 
 /* O^T takes in one key under the mask: lanes that do not see it are left alone, whatever v holds. */
-static void value_masked(float *ot, const flash_band *band, int64_t position, const float *v, int64_t dim,
-                         const float *p)
+static void value_masked(const int n, float *ot, const flash_band *band, int64_t position, const float *v,
+                         int64_t dim, const float *p)
 {
-    for (int64_t lane = 0; lane < PANEL; lane += VEC_LANES) {
+    for (int64_t lane = 0; lane < n * VEC_LANES; lane += VEC_LANES) {
         vec_mask seen = visible(band, position, lane);
         vec weight = vec_load(p + lane);
         for (int64_t d = 0; d < dim; d++) {

@@ -176,8 +176,9 @@ static void end_scores(const dot_state *state, const dot_tile *tile, const dot_t
         score_again(state, tile, task);
     }
     hide_scores(task->s, task->from - task->begin);
-    mask_scores(s + task->from * PANEL, &task->band, first + task->from, task->whole_from - task->from);
-    mask_scores(s + task->whole_to * PANEL, &task->band, first + task->whole_to, task->to - task->whole_to);
+    mask_scores(2, s + task->from * PANEL, &task->band, first + task->from, task->whole_from - task->from);
+    mask_scores(2, s + task->whole_to * PANEL, &task->band, first + task->whole_to,
+                task->to - task->whole_to);
     hide_scores(s + task->to * PANEL, task->end - task->to);
 }
 
@@ -187,7 +188,7 @@ VEC_INLINE void raise_task(const int parts, const dot_task *task, vec *max, dot_
     const int64_t count = task->end - task->begin;
     for (int64_t j = 0; j < count; j += RAISE_KEYS) {
         take_share(parts, queue, count);
-        raise_max(task->s + j * PANEL, RAISE_KEYS, &max[0], &max[1]);
+        raise_max(2, task->s + j * PANEL, RAISE_KEYS, max);
     }
 }
 
@@ -292,7 +293,7 @@ static void add_odd_values(const dot_state *state, const dot_tile *tile, const d
                 p[lane] += attn__bf16_to_f32(at[PAIR * lane + line % PAIR]);
             }
         }
-        value_masked(task->ot, &task->band, tile->first + j, value_row(state, tile, j, state->wide),
+        value_masked(2, task->ot, &task->band, tile->first + j, value_row(state, tile, j, state->wide),
                      state->block->dim_v, p);
     }
 }

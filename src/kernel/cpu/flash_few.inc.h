@@ -25,17 +25,15 @@
  */
 enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4, /* rows that share a load */
-    FEW_ROWS = VEC_LANES + VEC_LANES / 2,      /* of a call; from there on panels are faster, */
-    FEW_MOST = 2 * VEC_LANES,                  /* and from here on where an L2 does not hold */
-    FEW_LONG = 512 * 1024,                     /* so many bytes of K and V, too */
-    FEW_KEYS = 1024,                           /* of a tile, at most */
-    FEW_BYTES = 128 * 1024,                    /* of K in a tile, and as much of V: an L2 holds both */
+    FEW_MOST = PANEL * 3 / 4,                  /* rows of a call */
+    FEW_KEYS = 2048,                           /* of a tile, at most */
+    FEW_BYTES = 512 * 1024,                    /* of K in a tile: turning from K to V takes time */
     FEW_BLOCK = 32,                            /* keys of a block; their values are a sum of their own */
     FEW_COPY_KEYS = 64,                        /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,  /* in registers: enough to hide an FMA's latency */
     FEW_FAR = 16 * 1024,                       /* bytes from what is read to what the L2 is asked for, */
-    FEW_BUSY_K = 4,                            /* from so many FMAs a line of K */
-    FEW_BUSY_V = 8,                            /* and of V on */
+    FEW_BUSY = 8,                              /* from so many FMAs a line on; but of K from */
+    FEW_BUSY_K = 4,                            /* so many where nothing near is asked for */
 };
 
 typedef struct few_state {
@@ -188,13 +186,14 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
 }
 
 /* Decides what is asked for while `count` groups, the first of m rows, use these rows. */
-static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, int64_t least)
+static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool keys)
 {
     if (rows->gathered) {
         return;
     }
     const int64_t size = few_size(rows->dtype), ahead = attn__cpu_ahead();
-    const bool busy = count > 1 || (ahead == 0 && m * (LINE / size / VEC_LANES) >= least);
+    const int64_t least = keys && ahead == 0 ? FEW_BUSY_K : FEW_BUSY;
+    const bool busy = count > 1 || m * (LINE / size / VEC_LANES) >= least;
     const int64_t distance = attn__ceil_div(busy ? FEW_FAR : ahead, dim * size) * rows->token;
     rows->near = busy ? 0 : distance;
     rows->far = busy ? distance : 0;
@@ -293,8 +292,8 @@ static void few_step(const few_state *state, few_tile *tile)
     few_group groups[(FEW_MOST + FEW_GROUP - 1) / FEW_GROUP] = {{0}};
     const int count = few_split(state, tile, groups);
     const int64_t block = count > 1 ? FEW_BLOCK : tile->count;
-    few_set_ahead(&tile->k, state->block->dim_qk, count, groups[0].m, FEW_BUSY_K);
-    few_set_ahead(&tile->v, state->block->dim_v, count, groups[0].m, FEW_BUSY_V);
+    few_set_ahead(&tile->k, state->block->dim_qk, count, groups[0].m, true);
+    few_set_ahead(&tile->v, state->block->dim_v, count, groups[0].m, false);
     for (int64_t first = 0; first < tile->count; first += block) {
         few_score_block(state, groups, count, &tile->k, first, first + block);
     }
@@ -328,17 +327,13 @@ static void few_end(const few_state *state)
     }
 }
 
-/* Is this path faster than panels?  They let memory wait for their arithmetic.  Where a processor reads ahead
- * by itself (attn__cpu_ahead), that costs more than they save, once an L2 does not hold K and V. */
+/* Is this path faster than panels?  If a quarter of their lanes would be empty; and for the rows of two
+ * groups at most if a panel would have to widen K and V first. */
 static bool few_suits(const attn__block *block)
 {
-    int64_t keys = 0;
-    for (int64_t s = 0; s < block->span_count; s++) {
-        keys += block->spans[s].count;
-    }
-    const int64_t bytes = keys * (block->dim_qk + block->dim_v) * few_size(block->dtype);
-    const int64_t most = bytes >= FEW_LONG && attn__cpu_ahead() == 0 ? FEW_MOST : FEW_ROWS;
-    return block->count <= most;
+    const int64_t rows = block->count, lanes = attn__ceil_div(rows, VEC_LANES) * VEC_LANES;
+    const bool wide = block->dtype == ATTN_F32;
+    return rows <= FEW_MOST && (4 * rows <= 3 * lanes || (!wide && rows <= 2 * FEW_GROUP));
 }
 
 static void few_forward(const attn__block *block, float *scratch)

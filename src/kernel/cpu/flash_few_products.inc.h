@@ -186,7 +186,7 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
                           int64_t from, int64_t to)
 {
     const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
-    const bool fetch = d == 0 && (m == 1 || values->near != 0); /* the whole row, for all strips */
+    const bool fetch = m > 1 && d == 0 && values->near != 0; /* the whole row, for all strips */
     const bool touch = d == 0 && !fetch && values->far == 0 && width > r * VEC_LANES;
     uint32_t turns = values->far != 0 ? few_rotate(group->turns, from) : 0;
     const float *p = state->p + group->row * state->tile_k;
@@ -207,6 +207,9 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
         for (int c = 0; c < r; c++) {
             if (m > 1 && c * VEC_LANES * size % LINE == 0 && (turns & 1) != 0) {
                 few_fetch_far(v + c * VEC_LANES * size, values->far);
+            }
+            if (m == 1 && c * VEC_LANES * size % LINE == 0) {
+                few_fetch(v + c * VEC_LANES * size, values->near);
             }
             const vec x = few_vec(v + c * VEC_LANES * size, dtype, whole, width);
             FLASH_UNROLL
@@ -280,12 +283,15 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
         acc[c] = vec_set(0.0f);
     }
     for (int64_t j = from; j < to; j++, v += values->token) {
-        few_fetch_row(v, values->near, dim * size);
         const vec weight = vec_set(p[j]);
         FLASH_UNROLL
         for (int c = 0; c < FEW_SUMS; c++) {
+            if (c * L * size % LINE == 0) {
+                few_fetch(v + c * L * size, values->near);
+            }
             acc[c] = vec_fma(few_vec(v + c * L * size, dtype, true, L), weight, acc[c]);
         }
+        few_fetch_row(v + STRIP * size, values->near, (dim - STRIP) * size);
         few_add(dtype, sum + STRIP, weight, v + STRIP * size, dim - STRIP);
     }
     FLASH_UNROLL

@@ -9,151 +9,217 @@
  *
  * COST.  m = 6 (16 registers): 8 loads to 12 FMAs; m = 12 (32 registers): 14 to 24.  A core that does two
  * loads and two FMAs a cycle is bound by the FMAs from m = 2 on; m >= 4 also hides their latency of 4 cycles.
+ * Panels of few queries are one vector wide: 2 m rows then, 13 loads to 12 FMAs or 25 to 24.
  */
 #include "kernel/cpu/flash_common.inc.h"
 
+/* ---- rows, and what memory does meanwhile --------------------------------------------------------- */
+
+/*
+ * What lies behind some rows of K or V, asked for while these are computed with.  Left alone, memory stands
+ * still while a core multiplies, and the core while memory delivers; many requests at once wait for each
+ * other.  So each `period` elements that a micro-kernel takes bring a request for one line, in good time and
+ * evenly, into the L2; every ASK_STEPS steps, since a micro-kernel has no register left for them.
+ */
+enum { ASK_STEPS = 8 };
+
+typedef struct flash_ask {
+    uintptr_t at;        /* the next line */
+    int64_t lines, skip; /* of a row; bytes from the end of its last one to the next row */
+    int64_t line;        /* of this row */
+    int64_t period, used;
+} flash_ask;
+
+/* Keys or values for some panels, fp32 with dense dims. */
+typedef struct flash_rows {
+    const float *at;
+    int64_t token;
+    flash_ask ask;
+} flash_rows;
+
+VEC_INLINE void ask(flash_ask *next, int64_t elements)
+{
+    next->used += elements;
+    while (next->used >= next->period) {
+        next->used -= next->period;
+        FLASH_PREFETCH_FAR((const void *)next->at);
+        next->at += LINE;
+        if (++next->line == next->lines) {
+            next->line = 0;
+            next->at += (uintptr_t)next->skip;
+        }
+    }
+}
+
 /* ---- micro-kernels ------------------------------------------------------------------------------- */
+
+/* Rows of a micro-kernel of n vectors, at most. */
+VEC_INLINE int flash_most(const int n)
+{
+    return n == 1 ? 2 * VEC_ROWS : VEC_ROWS;
+}
 
 /* Rows of the next micro-kernel when `left` remain: pieces of 4 and more keep the FMA units busy (8 chains),
  * so 8 is cut 4 + 4 and not 6 + 2. */
-static int flash_step(int64_t left)
+VEC_INLINE int flash_step(const int most, int64_t left)
 {
-    if (left >= VEC_ROWS && left != 8) {
-        return VEC_ROWS;
+    if (left >= most && left != 8) {
+        return most;
     }
-    if (VEC_ROWS > 8 && left >= 8) {
+    if (most > 8 && left >= 8) {
         return 8;
     }
     return left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* s[m][PANEL] = k[m][dim] * qt[dim][PANEL], rows of s s_row apart */
-VEC_INLINE void score_rows(const int m, float *s, int64_t s_row, const float *k, int64_t k_token,
-                           const float *qt, int64_t dim)
+/* s[m][n vectors] = k[m][dim] * qt[dim][n vectors], rows of s s_row apart */
+VEC_INLINE void score_rows(const int m, const int n, float *s, int64_t s_row, const float *k, int64_t k_token,
+                           const float *qt, int64_t dim, flash_ask *asked)
 {
-    vec acc[VEC_ROWS][2];
+    flash_ask next = *asked;
+    vec acc[2 * VEC_ROWS][2];
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
         acc[i][0] = vec_set(0.0f);
         acc[i][1] = vec_set(0.0f);
     }
-    for (int64_t d = 0; d < dim; d++) {
-        vec q0 = vec_load(qt + d * PANEL);
-        vec q1 = vec_load(qt + d * PANEL + VEC_LANES);
-        FLASH_UNROLL
-        for (int i = 0; i < m; i++) {
-            vec x = vec_set(k[i * k_token + d]);
-            acc[i][0] = vec_fma(x, q0, acc[i][0]);
-            acc[i][1] = vec_fma(x, q1, acc[i][1]);
+    const float *fourth[(2 * VEC_ROWS + 3) / 4]; /* of k: 24 rows are more than there are address registers */
+    FLASH_UNROLL
+    for (int i = 0; i < (m + 3) / 4; i++) {
+        fourth[i] = k + 4 * i * k_token;
+    }
+    for (int64_t d = 0, end; d < dim;) {
+        end = attn__min(d + ASK_STEPS, dim);
+        ask(&next, m * (end - d));
+        for (; d < end; d++) {
+            vec q0 = vec_load(qt + d * PANEL);
+            vec q1 = n == 2 ? vec_load(qt + d * PANEL + VEC_LANES) : q0;
+            FLASH_UNROLL
+            for (int i = 0; i < m; i++) {
+                vec x = vec_set(fourth[i / 4][i % 4 * k_token]);
+                acc[i][0] = vec_fma(x, q0, acc[i][0]);
+                acc[i][1] = n == 2 ? vec_fma(x, q1, acc[i][1]) : acc[i][1];
+            }
+            FLASH_UNROLL
+            for (int i = 0; i < (m + 3) / 4; i++) {
+                fourth[i]++;
+            }
         }
     }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
         vec_store(s + i * s_row, acc[i][0]);
-        vec_store(s + i * s_row + VEC_LANES, acc[i][1]);
-    }
-}
-
-/* Keys or values for one panel, fp32 with dense dims; and `ahead` rows where they lie in memory that some
- * panel will want soon.  Part `part` of `parts` readers asks the caches for its share of those, a few lines
- * for each micro-kernel. */
-typedef struct flash_rows {
-    const float *at;
-    int64_t token, count;
-    const char *next;
-    int64_t next_token, next_size; /* bytes */
-    int64_t ahead, part, parts;
-} flash_rows;
-
-/* Of rows->next, the share of rows first .. first + m. */
-static void fetch_ahead(const flash_rows *rows, int64_t first, int m)
-{
-    const int64_t end = attn__min(first + (rows->part + 1) * m / rows->parts, rows->ahead);
-    for (int64_t j = first + rows->part * m / rows->parts; j < end; j++) {
-        for (int64_t byte = 0; byte < rows->next_size; byte += LINE) {
-            FLASH_PREFETCH(rows->next + j * rows->next_token + byte);
+        if (n == 2) {
+            vec_store(s + i * s_row + VEC_LANES, acc[i][1]);
         }
     }
+    *asked = next;
 }
 
-/* S^T of some keys and one panel */
-static void score_panel(float *s, int64_t s_row, const flash_rows *rows, const float *qt, int64_t dim)
+VEC_INLINE void score_lanes(const int n, float *s, int64_t s_row, flash_rows *rows, int64_t from, int64_t to,
+                            const float *qt, int64_t dim)
 {
-    const int64_t k_token = rows->token;
-    const float *k = rows->at;
-    for (int64_t row = 0; row < rows->count;) {
-        int m = flash_step(rows->count - row);
-        if (rows->ahead > 0) {
-            fetch_ahead(rows, row, m);
-        }
-        if (m == VEC_ROWS) {
-            score_rows(VEC_ROWS, s, s_row, k, k_token, qt, dim);
-        } else if (VEC_ROWS > 8 && m == 8) {
-            score_rows(VEC_ROWS > 8 ? 8 : 1, s, s_row, k, k_token, qt, dim);
+    const int most = flash_most(n);
+    const int64_t token = rows->token;
+    const float *k = rows->at + from * token;
+    int m;
+    for (; from < to; from += m, s += m * s_row, k += m * token) {
+        m = flash_step(most, to - from);
+        if (m == most) {
+            score_rows(most, n, s, s_row, k, token, qt, dim, &rows->ask);
+        } else if (most > 8 && m == 8) {
+            score_rows(most > 8 ? 8 : 1, n, s, s_row, k, token, qt, dim, &rows->ask);
         } else if (m == 4) {
-            score_rows(4, s, s_row, k, k_token, qt, dim);
+            score_rows(4, n, s, s_row, k, token, qt, dim, &rows->ask);
         } else if (m == 2) {
-            score_rows(2, s, s_row, k, k_token, qt, dim);
+            score_rows(2, n, s, s_row, k, token, qt, dim, &rows->ask);
         } else {
-            score_rows(1, s, s_row, k, k_token, qt, dim);
+            score_rows(1, n, s, s_row, k, token, qt, dim, &rows->ask);
         }
-        s += m * s_row;
-        k += m * k_token;
-        row += m;
     }
 }
 
-/* ot[m][PANEL] = ot * fade + v[count][m]^T * p[count][PANEL].  The new keys are summed apart from the old
- * ones: blocks of a sum keep its rounding error small, and one FMA at the end is no dearer than a product
- * before. */
-VEC_INLINE void value_rows(const int m, float *ot, const float *fade, const float *v, int64_t v_token,
-                           const float *p, int64_t count)
+/* S^T of the keys from .. to and one panel of n vectors */
+static void score_panel(const int n, float *s, int64_t s_row, flash_rows *rows, int64_t from, int64_t to,
+                        const float *qt, int64_t dim)
 {
-    vec acc[VEC_ROWS][2];
+    if (n == 2) {
+        score_lanes(2, s, s_row, rows, from, to, qt, dim);
+    } else {
+        score_lanes(1, s, s_row, rows, from, to, qt, dim);
+    }
+}
+
+/* ot[m][n vectors] = ot * fade + v[count][m]^T * p[count][n vectors].  The new keys are summed apart from the
+ * old ones: blocks of a sum keep its rounding error small, and one FMA at the end is no dearer than a product
+ * before. */
+VEC_INLINE void value_rows(const int m, const int n, float *ot, const float *fade, const float *v,
+                           int64_t v_token, const float *p, int64_t count, flash_ask *asked)
+{
+    flash_ask next = *asked;
+    vec acc[2 * VEC_ROWS][2];
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
         acc[i][0] = vec_set(0.0f);
         acc[i][1] = vec_set(0.0f);
     }
-    for (int64_t j = 0; j < count; j++) {
-        vec p0 = vec_load(p + j * PANEL);
-        vec p1 = vec_load(p + j * PANEL + VEC_LANES);
-        FLASH_UNROLL
-        for (int i = 0; i < m; i++) {
-            vec x = vec_set(v[i]);
-            acc[i][0] = vec_fma(x, p0, acc[i][0]);
-            acc[i][1] = vec_fma(x, p1, acc[i][1]);
+    for (int64_t j = 0, end; j < count;) {
+        end = attn__min(j + ASK_STEPS, count);
+        ask(&next, m * (end - j));
+        for (; j < end; j++) {
+            vec p0 = vec_load(p + j * PANEL);
+            vec p1 = n == 2 ? vec_load(p + j * PANEL + VEC_LANES) : p0;
+            FLASH_UNROLL
+            for (int i = 0; i < m; i++) {
+                vec x = vec_set(v[i]);
+                acc[i][0] = vec_fma(x, p0, acc[i][0]);
+                acc[i][1] = n == 2 ? vec_fma(x, p1, acc[i][1]) : acc[i][1];
+            }
+            v += v_token;
         }
-        v += v_token;
     }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        float *at = ot + i * PANEL;
-        vec_store(at, vec_fma(vec_load(at), vec_load(fade), acc[i][0]));
-        vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), vec_load(fade + VEC_LANES), acc[i][1]));
+        FLASH_UNROLL
+        for (int c = 0; c < n; c++) {
+            float *at = ot + i * PANEL + c * VEC_LANES;
+            vec_store(at, vec_fma(vec_load(at), vec_load(fade + c * VEC_LANES), acc[i][c]));
+        }
+    }
+    *asked = next;
+}
+
+VEC_INLINE void value_lanes(const int n, float *ot, const float *fade, flash_rows *rows, int64_t from,
+                            int64_t to, int64_t dim, const float *p)
+{
+    const int most = flash_most(n);
+    const int64_t token = rows->token, count = to - from;
+    const float *v = rows->at + from * token;
+    int m;
+    for (int64_t d = 0; d < dim; d += m, ot += m * PANEL, v += m) {
+        m = flash_step(most, dim - d);
+        if (m == most) {
+            value_rows(most, n, ot, fade, v, token, p, count, &rows->ask);
+        } else if (most > 8 && m == 8) {
+            value_rows(most > 8 ? 8 : 1, n, ot, fade, v, token, p, count, &rows->ask);
+        } else if (m == 4) {
+            value_rows(4, n, ot, fade, v, token, p, count, &rows->ask);
+        } else if (m == 2) {
+            value_rows(2, n, ot, fade, v, token, p, count, &rows->ask);
+        } else {
+            value_rows(1, n, ot, fade, v, token, p, count, &rows->ask);
+        }
     }
 }
 
-/* O^T of one panel takes in `count` keys */
-static void value_panel(float *ot, const float *fade, const float *v, int64_t v_token, int64_t dim,
-                        const float *p, int64_t count)
+/* O^T of one panel of n vectors takes in the values from .. to, of weights p */
+static void value_panel(const int n, float *ot, const float *fade, flash_rows *rows, int64_t from, int64_t to,
+                        int64_t dim, const float *p)
 {
-    while (dim > 0) {
-        int m = flash_step(dim);
-        if (m == VEC_ROWS) {
-            value_rows(VEC_ROWS, ot, fade, v, v_token, p, count);
-        } else if (VEC_ROWS > 8 && m == 8) {
-            value_rows(VEC_ROWS > 8 ? 8 : 1, ot, fade, v, v_token, p, count);
-        } else if (m == 4) {
-            value_rows(4, ot, fade, v, v_token, p, count);
-        } else if (m == 2) {
-            value_rows(2, ot, fade, v, v_token, p, count);
-        } else {
-            value_rows(1, ot, fade, v, v_token, p, count);
-        }
-        ot += m * PANEL;
-        v += m;
-        dim -= m;
+    if (n == 2) {
+        value_lanes(2, ot, fade, rows, from, to, dim, p);
+    } else {
+        value_lanes(1, ot, fade, rows, from, to, dim, p);
     }
 }
 
@@ -239,7 +305,7 @@ VEC_INLINE void gradient_strip(const int n, const int64_t w_row, const int64_t w
 {
     int m;
     for (int64_t row = 0; row < product->rows; row += m, out += m * product->out_token) {
-        m = flash_step(product->rows - row);
+        m = flash_step(VEC_ROWS, product->rows - row);
         int64_t from = attn__max(0, row + product->low);
         int64_t count = attn__min(product->count, row + m + product->high) - from;
         if (count <= 0) {
