@@ -185,7 +185,7 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
     return count;
 }
 
-/* Decides what is asked for while `count` groups, the first of m rows, use these rows. */
+/* Decides what is asked for while `count` groups, the first of m rows, use these rows, of K (`keys`) or V. */
 static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool keys)
 {
     if (rows->gathered) {

@@ -187,7 +187,7 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
 {
     const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
     const bool fetch = m > 1 && d == 0 && values->near != 0; /* the whole row, for all strips */
-    const bool touch = d == 0 && !fetch && values->far == 0 && width > r * VEC_LANES;
+    const bool touch = m > 1 && d == 0 && !fetch && values->far == 0 && width > r * VEC_LANES;
     uint32_t turns = values->far != 0 ? few_rotate(group->turns, from) : 0;
     const float *p = state->p + group->row * state->tile_k;
     const char *v = values->at + from * values->token + d * size;
@@ -200,18 +200,19 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
     for (int64_t j = from; j < to; j++, v += values->token, turns = few_rotate(turns, 1)) {
         if (fetch) {
             few_fetch_row(v, values->near, width * size);
-        } else if (m > 1 && touch) {
+        } else if (touch) {
             few_touch_row(v, width * size);
         }
         FLASH_UNROLL
         for (int c = 0; c < r; c++) {
-            if (m > 1 && c * VEC_LANES * size % LINE == 0 && (turns & 1) != 0) {
-                few_fetch_far(v + c * VEC_LANES * size, values->far);
+            const char *at = v + c * VEC_LANES * size;
+            const bool line = c * VEC_LANES * size % LINE == 0;
+            if (m == 1 && line) {
+                few_fetch(at, values->near);
+            } else if (line && (turns & 1) != 0) {
+                few_fetch_far(at, values->far);
             }
-            if (m == 1 && c * VEC_LANES * size % LINE == 0) {
-                few_fetch(v + c * VEC_LANES * size, values->near);
-            }
-            const vec x = few_vec(v + c * VEC_LANES * size, dtype, whole, width);
+            const vec x = few_vec(at, dtype, whole, width);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
                 acc[i * r + c] = vec_fma(x, vec_set(p[i * state->tile_k + j]), acc[i * r + c]);
