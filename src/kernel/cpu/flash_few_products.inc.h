@@ -113,9 +113,51 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
     }
 }
 
+/* acc[i * n + j] = q[i] . k[j]: n keys at once, which share the loads of q as m rows share those of k */
+VEC_INLINE void few_square(const int m, const int n, const attn_dtype dtype, vec *acc, const float *q,
+                           int64_t q_row, const char *const *k, int64_t dim)
+{
+    enum { L = VEC_LANES };
+    const int64_t size = few_size(dtype);
+    FLASH_UNROLL
+    for (int i = 0; i < m * n; i++) {
+        acc[i] = vec_set(0.0f);
+    }
+    for (int64_t d = 0; d < dim; d += L) {
+        const bool whole = d + L <= dim;
+        vec x[L];
+        FLASH_UNROLL
+        for (int j = 0; j < n; j++) {
+            x[j] = few_vec(k[j] + d * size, dtype, whole, dim - d);
+        }
+        FLASH_UNROLL
+        for (int i = 0; i < m; i++) {
+            const vec row = vec_load(q + i * q_row + d);
+            FLASH_UNROLL
+            for (int j = 0; j < n; j++) {
+                acc[i * n + j] = vec_fma(x[j], row, acc[i * n + j]);
+            }
+        }
+    }
+}
+
+/* Asks for what lies ahead of a key at k, if it is the group's turn. */
+VEC_INLINE void few_fetch_key(const int m, const few_rows *keys, const char *k, int64_t bytes,
+                              uint32_t *turns)
+{
+    if (m == FEW_GROUP && (*turns & 1) != 0) {
+        if (keys->far != 0) {
+            few_fetch_row_far(k, keys->far, bytes);
+        } else {
+            few_fetch_row(k, keys->near, bytes);
+        }
+    }
+    *turns = few_rotate(*turns, 1);
+}
+
 /* The scores of m rows and the keys from .. to, in steps of n = VEC_LANES / m: up to n - 1 scores behind them
  * are those of the last key. */
-VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_state *state,
+VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype dtype, const few_state *state,
                               const few_group *group, const few_rows *keys, int64_t from, int64_t to)
 {
     enum { L = VEC_LANES };
@@ -126,24 +168,22 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
     uint32_t turns = keys->far != 0 ? few_rotate(group->turns, from) : keys->near != 0 ? UINT32_MAX : 0;
     for (int64_t key = from; key < to; key += n) {
         vec acc[L];
+        const char *at[L];
         FLASH_UNROLL
         for (int j = 0; j < n; j++) {
-            vec sum[FEW_GROUP];
-            const int64_t number = attn__min(key + j, to - 1);
-            const char *k = keys->at + number * keys->token;
-            if (m == FEW_GROUP && (turns & 1) != 0) {
-                if (keys->far != 0) {
-                    few_fetch_row_far(k, keys->far, dim * few_size(dtype));
-                } else {
-                    few_fetch_row(k, keys->near, dim * few_size(dtype));
+            at[j] = keys->at + attn__min(key + j, to - 1) * keys->token;
+            few_fetch_key(m, keys, at[j], dim * few_size(dtype), &turns);
+            if (!square) {
+                vec sum[FEW_GROUP];
+                few_key(m, dtype, sum, q, q_row, at[j], dim, keys->near);
+                FLASH_UNROLL
+                for (int i = 0; i < m; i++) {
+                    acc[i * n + j] = sum[i];
                 }
             }
-            turns = few_rotate(turns, 1);
-            few_key(m, dtype, sum, q, q_row, k, dim, keys->near);
-            FLASH_UNROLL
-            for (int i = 0; i < m; i++) {
-                acc[i * n + j] = sum[i];
-            }
+        }
+        if (square) {
+            few_square(m, n, dtype, acc, q, q_row, at, dim);
         }
         float sums[L];
         vec_store(sums, vec_sums(acc));
@@ -157,12 +197,15 @@ VEC_INLINE void few_scores_of(const int m, const attn_dtype dtype, const few_sta
 VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *keys, int64_t from, int64_t to)
 {
-    if (group->m == 4) {
-        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, group, keys, from, to);
+    enum { SQUARES = VEC_LANES >= 16 };                           /* fewer keys at once gain nothing */
+    if (group->m == 4 && SQUARES && group->turns != UINT32_MAX) { /* alone, a group waits for memory */
+        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, true, dtype, state, group, keys, from, to);
+    } else if (group->m == 4) {
+        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, false, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
-        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, group, keys, from, to);
+        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, dtype, state, group, keys, from, to);
     } else {
-        few_scores_of(1, dtype, state, group, keys, from, to);
+        few_scores_of(1, false, dtype, state, group, keys, from, to);
     }
 }
 
