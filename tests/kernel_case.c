@@ -47,7 +47,7 @@ kernel_case kernel_case_random(uint64_t *seed, int64_t most_keys)
     c.dim_v = check_between(seed, 0, 1) == 0 ? c.dim_qk : random_dim(seed);
     c.scale = check_between(seed, 0, 4) == 0 ? check_normal(seed) * 0.2 : 1.0 / sqrt((double)c.dim_qk);
     c.rows = check_between(seed, 0, 2) == 0 ? check_between(seed, 1, 200) : check_between(seed, 1, 40);
-    c.first = check_between(seed, 0, most_keys);
+    c.first = check_between(seed, 0, 1) == 0 ? 0 : check_between(seed, 0, most_keys);
     c.span_count = check_between(seed, 0, KERNEL_SPANS - 1);
     int64_t position = check_between(seed, 0, 30), left = check_between(seed, 0, most_keys);
     for (int64_t s = 0; s < c.span_count; s++) {

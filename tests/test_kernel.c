@@ -131,15 +131,22 @@ static void test_poisoned(void **state)
     }
 }
 
-/* Every count of rows that lies along the dims, and some beyond, with every dtype and kind of mask, and NaN
- * and inf in half of the cases. */
+/* Rows that begin at 0 in place of `first`, as those of a sequence do: the band moves. */
+static void begin_at_zero(kernel_case *c)
+{
+    c->lo += c->first, c->hi += c->first;
+    c->first = 0;
+}
+
+/* Every count of rows that paths of their own take, and some beyond, with every dtype and kind of mask, whole
+ * vectors of dense dims in a quarter of the cases, and NaN and inf in half of them. */
 static void test_few(void **state)
 {
     static const struct {
         int64_t lo, hi;
     } bands[] = {{-500, 500}, {-500, 0}, {-30, 0}, {-3, 2}};
     (void)state;
-    for (int64_t rows = 1; rows <= 24; rows++) {
+    for (int64_t rows = 1; rows <= 34; rows++) {
         for (uint64_t i = 0; i < 24; i++) {
             uint64_t seed = (uint64_t)rows * 100 + i;
             kernel_case c = kernel_case_random(&seed, 0);
@@ -150,6 +157,13 @@ static void test_few(void **state)
             c.span_count = 2;
             c.span_first[0] = check_between(&seed, 0, 20), c.span_keys[0] = check_between(&seed, 0, 90);
             c.span_first[1] = 130, c.span_keys[1] = check_between(&seed, 1, 40);
+            if (i % 4 == 1) {
+                c.dim_qk = 32 * check_between(&seed, 1, 4), c.dim_v = 32 * check_between(&seed, 1, 4);
+                c.k_layout = c.v_layout = LAYOUT_DENSE;
+            }
+            if (i % 5 > 1) {
+                begin_at_zero(&c);
+            }
             kernel_case_open(&c, &seed);
             for (int64_t n = i < 12 ? 0 : check_between(&seed, 1, 4); n > 0; n--) {
                 poison_one(&c, &seed);
@@ -177,6 +191,7 @@ static void test_few_long(void **state)
             c.span_count = 2;
             c.span_first[0] = 0, c.span_keys[0] = check_between(&seed, 700, 800);
             c.span_first[1] = 900, c.span_keys[1] = check_between(&seed, 250, 300);
+            begin_at_zero(&c);
             kernel_case_open(&c, &seed);
             if (i == 1) {
                 poison_one(&c, &seed);
@@ -395,13 +410,14 @@ static void test_table(void **state)
     const attn__shape shape = {.dtype = ATTN_BF16, .dim_qk = 64, .dim_v = 64, .rows = 100, .keys = 100};
     const attn__kernel *kernel = NULL;
     const uint32_t features = attn__cpu();
-    static const struct {
+    const struct {
         uint32_t features;
         const char *name;
     } levels[] = {{0, "flash-portable"},
                   {ATTN__CPU_AVX2, "flash-avx2"},
                   {ATTN__CPU_AVX2 | ATTN__CPU_AVX512, "flash-avx512"},
-                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16, "flash-avx512"},
+                  {ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16,
+                   attn__cpu_pairs() ? "flash-avx512bf16" : "flash-avx512"},
                   {ATTN__CPU_AVX2 | ATTN__CPU_AVX512 | ATTN__CPU_AVX512_BF16 | ATTN__CPU_AMX, "flash-amx"},
                   {ATTN__CPU_NEON, "flash-neon"}};
     (void)state;

@@ -123,23 +123,42 @@ void attn__cpu_override(uint32_t features)
     atomic_store(&cached, features);
 }
 
+#if defined(__x86_64__)
+/* AMD's family, 0 if this is another's. */
+static uint32_t family_of_amd(void)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    (void)__get_cpuid(0, &a, &b, &c, &d);
+    if (b != signature_AMD_ebx || c != signature_AMD_ecx || d != signature_AMD_edx) {
+        return 0;
+    }
+    (void)__get_cpuid(1, &a, &b, &c, &d);
+    return (a >> 8 & 15) + (a >> 20 & 255); /* base and extension */
+}
+
+static bool is_intel(void)
+{
+    uint32_t a = 0, b = 0, c = 0, d = 0;
+    (void)__get_cpuid(0, &a, &b, &c, &d);
+    return b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx;
+}
+#else
+static uint32_t family_of_amd(void)
+{
+    return 0;
+}
+
+static bool is_intel(void)
+{
+    return false;
+}
+#endif
+
 /* For attn__cpu_ahead: what was fastest where it was measured. */
 static int measured_ahead(void)
 {
     enum { INTEL = 4096, ZEN5 = 8192, ZEN5_FAMILY = 26 };
-#if defined(__x86_64__)
-    uint32_t a = 0, b = 0, c = 0, d = 0;
-    (void)__get_cpuid(0, &a, &b, &c, &d);
-    if (b == signature_INTEL_ebx && c == signature_INTEL_ecx && d == signature_INTEL_edx) {
-        return INTEL;
-    }
-    if (b == signature_AMD_ebx && c == signature_AMD_ecx && d == signature_AMD_edx) {
-        (void)__get_cpuid(1, &a, &b, &c, &d);
-        const uint32_t family = (a >> 8 & 15) + (a >> 20 & 255); /* base and extension */
-        return family >= ZEN5_FAMILY ? ZEN5 : 0;
-    }
-#endif
-    return 0;
+    return is_intel() ? INTEL : family_of_amd() >= ZEN5_FAMILY ? ZEN5 : 0;
 }
 
 int64_t attn__cpu_ahead(void)
@@ -151,6 +170,11 @@ int64_t attn__cpu_ahead(void)
         atomic_store(&known, ahead);
     }
     return ahead;
+}
+
+bool attn__cpu_pairs(void)
+{
+    return family_of_amd() != 0;
 }
 
 const char *attn__cpu_name(uint32_t feature)

@@ -255,6 +255,143 @@ static void dot_product(const attn__dot *dot)
     dot_finish(&at);
 }
 
+/* ---- few rows (dot_few.h) ------------------------------------------------------------------------- */
+
+enum {
+    FEW_SHARE = 10,
+    FEW_STEP_ROWS = 16,
+    FEW_STEP_COST = 2, /* half of P is 0 */
+    FEW_P_PARTS = 4,
+};
+
+/* The even dims lie before the odd ones. */
+static const int32_t few_order[VEC_LANES] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
+
+/*
+ * V's rows as they lie are operands with dims in pairs where products want keys in pairs.  So a weight meets
+ * a pair of dims, once as the pair (p, 0) for the even dims, once as (0, p) for the odd ones: twice the
+ * products, which have time, and nothing of V moves.  The parts of P: even keys for even dims, even for odd,
+ * odd for even, odd for odd.
+ */
+VEC_INLINE void few_turn_weights(uint16_t *p, int64_t p_row, const uint16_t *pairs, int64_t pairs_row)
+{
+    uint16_t turned[PAIR * VEC_LANES * VEC_LANES];
+    const __m512i upper = _mm512_set1_epi32(-0x10000);
+    const int64_t part = PANEL * p_row;
+    dot_transpose(turned, PAIR_LANES, pairs, pairs_row);
+    for (int64_t row = 0; row < VEC_LANES; row++, p += p_row) {
+        const __m512i both = _mm512_loadu_si512(turned + row * PAIR_LANES);
+        _mm512_storeu_si512(p, _mm512_andnot_si512(upper, both));
+        _mm512_storeu_si512(p + part, _mm512_slli_epi32(both, 16));
+        _mm512_storeu_si512(p + 2 * part, _mm512_srli_epi32(both, 16));
+        _mm512_storeu_si512(p + 3 * part, _mm512_and_si512(upper, both));
+    }
+}
+
+/* Up to 64 keys, a tile of Q for four of K. */
+VEC_INLINE void few_qk_block(const few_qk *of, int64_t key, int64_t lane)
+{
+    const int64_t count = attn__ceil_div(of->keys - key, TILE_ROWS), below = TILE_ROWS * of->k_row;
+    const size_t k_row = sizeof *of->k * (size_t)of->k_row, q_row = sizeof *of->q * PAIR * PANEL;
+    const uint16_t *k = of->k + key * of->k_row, *q = of->q + PAIR * lane;
+    float *s = of->s + key * PANEL + lane;
+    _tile_zero(0);
+    _tile_zero(1);
+    _tile_zero(2);
+    _tile_zero(3);
+    for (int64_t d = 0; d < of->depth; d += TILE_DEPTH, k += TILE_DEPTH, q += TILE_DEPTH * PANEL) {
+        _tile_loadd(4, q, q_row);
+        _tile_loadd(5, k, k_row);
+        _tile_dpbf16ps(0, 5, 4);
+        few_ask(of->ahead, of->lines);
+        if (count > 1) {
+            _tile_loadd(6, k + below, k_row);
+            _tile_dpbf16ps(1, 6, 4);
+            few_ask(of->ahead, of->lines);
+        }
+        if (count > 2) {
+            _tile_loadd(5, k + 2 * below, k_row);
+            _tile_dpbf16ps(2, 5, 4);
+            few_ask(of->ahead, of->lines);
+        }
+        if (count > 3) {
+            _tile_loadd(6, k + 3 * below, k_row);
+            _tile_dpbf16ps(3, 6, 4);
+            few_ask(of->ahead, of->lines);
+        }
+    }
+    _tile_stored(0, s, PANEL * sizeof *s);
+    if (count > 1) {
+        _tile_stored(1, s + TILE_ROWS * PANEL, PANEL * sizeof *s);
+    }
+    if (count > 2) {
+        _tile_stored(2, s + 2 * TILE_ROWS * PANEL, PANEL * sizeof *s);
+    }
+    if (count > 3) {
+        _tile_stored(3, s + 3 * TILE_ROWS * PANEL, PANEL * sizeof *s);
+    }
+}
+
+static void few_multiply_qk(const few_qk *of)
+{
+    DOT_FENCE();
+    for (int64_t key = 0; key < of->keys; key += 4 * TILE_ROWS) {
+        for (int64_t lane = 0; lane < of->n * TILE_ROWS; lane += TILE_ROWS) {
+            few_qk_block(of, key, lane);
+        }
+    }
+    DOT_FENCE();
+}
+
+/* 16 rows by up to 64 dims of O. */
+VEC_INLINE void few_pv_block(const few_pv *of, int64_t row, int64_t dim)
+{
+    const bool two = of->dims - dim > PAIR_LANES;
+    const size_t p_row = sizeof *of->p * (size_t)of->p_row, v_row = 2 * sizeof *of->v * (size_t)of->v_row;
+    const int64_t part = PANEL * of->p_row;
+    const size_t o_row = sizeof *of->o * (size_t)of->o_row;
+    const uint16_t *p = of->p + row * of->p_row, *v = of->v + dim;
+    float *o = of->o + row * of->o_row + dim;
+    _tile_loadd(0, o, o_row);
+    _tile_loadd(1, o + TILE_ROWS, o_row);
+    if (two) {
+        _tile_loadd(2, o + 2 * TILE_ROWS, o_row);
+        _tile_loadd(3, o + 3 * TILE_ROWS, o_row);
+    }
+    for (int64_t half = 0; half < of->keys / TILE_ROWS; half++) { /* the even keys of 32, then the odd ones */
+        const uint16_t *even = p + half / 2 * TILE_DEPTH + half % 2 * 2 * part, *odd = even + part;
+        const uint16_t *from = v + (half / 2 * TILE_DEPTH + half % 2) * of->v_row;
+        _tile_loadd(4, even, p_row);
+        _tile_loadd(6, from, v_row);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, odd, p_row);
+        _tile_dpbf16ps(1, 5, 6);
+        if (two) {
+            _tile_loadd(7, from + TILE_DEPTH, v_row);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+        few_ask(of->ahead, of->lines * (two ? 4 : 2));
+    }
+    _tile_stored(0, o, o_row);
+    _tile_stored(1, o + TILE_ROWS, o_row);
+    if (two) {
+        _tile_stored(2, o + 2 * TILE_ROWS, o_row);
+        _tile_stored(3, o + 3 * TILE_ROWS, o_row);
+    }
+}
+
+static void few_multiply_pv(const few_pv *of)
+{
+    DOT_FENCE();
+    for (int64_t dim = 0; dim < of->dims; dim += 4 * TILE_ROWS) {
+        for (int64_t row = 0; row < of->rows; row += TILE_ROWS) {
+            few_pv_block(of, row, dim);
+        }
+    }
+    DOT_FENCE();
+}
+
 static int64_t probe_dot_peak(int64_t rounds, float *sink)
 {
     enum { PRODUCTS = 4, FLOPS = 2 * TILE_ROWS * TILE_ROWS * TILE_DEPTH };

@@ -117,6 +117,121 @@ static void dot_product(const attn__dot *dot)
     dot_finish(&at);
 }
 
+/* ---- few rows (dot_few.h) ------------------------------------------------------------------------- */
+
+enum {
+    FEW_SUMS = 16,  /* in registers: enough to hide the latency of two units */
+    FEW_DEPTH = 32, /* of a step */
+    FEW_SHARE = 14,
+    FEW_STEP_ROWS = 8,
+    FEW_STEP_COST = 1,
+    FEW_P_PARTS = 1,
+};
+
+/* As unpacking two rows leaves them. */
+static const int32_t few_order[VEC_LANES] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
+
+VEC_INLINE void few_turn_weights(uint16_t *p, int64_t p_row, const uint16_t *pairs, int64_t pairs_row)
+{
+    dot_transpose(p, p_row, pairs, pairs_row);
+}
+
+/* Where each fourth of `rows` rows begins: they share address registers. */
+VEC_INLINE void few_fourths(const int rows, const uint16_t **fourth, const uint16_t *a, int64_t a_row)
+{
+    FLASH_UNROLL
+    for (int i = 0; i < rows / 4; i++) {
+        fourth[i] = a + 4 * i * a_row;
+        __asm__("" : "+r"(fourth[i])); /* not one register a row */
+    }
+}
+
+/* 16 keys by 16 rows, or 8 keys by 32. */
+VEC_INLINE void few_qk_block(const int n, const few_qk *of, int64_t key)
+{
+    const int keys = FEW_SUMS / n;
+    float *s = of->s + key * PANEL;
+    const uint16_t *q = of->q;
+    vec acc[FEW_SUMS];
+    FLASH_UNROLL
+    for (int i = 0; i < FEW_SUMS; i++) {
+        acc[i] = vec_set(0.0f);
+    }
+    for (int64_t d = 0; d < of->depth; d += FEW_DEPTH) {
+        const uint16_t *fourth[FEW_SUMS / 4];
+        few_fourths(keys, fourth, of->k + key * of->k_row + d, of->k_row);
+        for (int64_t k = 0; k < FEW_DEPTH; k += PAIR, q += PAIR * PANEL) {
+            __m512bh pairs[2];
+            FLASH_UNROLL
+            for (int j = 0; j < n; j++) {
+                pairs[j] = (__m512bh)_mm512_loadu_si512(q + j * PAIR_LANES);
+            }
+            FLASH_UNROLL
+            for (int i = 0; i < FEW_SUMS; i++) {
+                const __m512bh x = dot_pair(fourth[i / n / 4] + i / n % 4 * of->k_row + k);
+                acc[i] = _mm512_dpbf16_ps(acc[i], x, pairs[i % n]);
+            }
+        }
+        few_ask(of->ahead, of->lines);
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < FEW_SUMS; i++) {
+        vec_store(s + i / n * PANEL + i % n * VEC_LANES, acc[i]);
+    }
+}
+
+static void few_multiply_qk(const few_qk *of)
+{
+    for (int64_t key = 0; key < of->keys; key += FEW_SUMS / of->n) {
+        if (of->n == 1) {
+            few_qk_block(1, of, key);
+        } else {
+            few_qk_block(2, of, key);
+        }
+    }
+}
+
+/* 8 rows by 32 dims of O. */
+VEC_INLINE void few_pv_block(const few_pv *of, int64_t row, int64_t dim)
+{
+    enum { ROWS = FEW_STEP_ROWS };
+    float *o = of->o + row * of->o_row + dim;
+    const uint16_t *v = of->v + dim;
+    vec acc[2 * ROWS];
+    FLASH_UNROLL
+    for (int i = 0; i < 2 * ROWS; i++) {
+        acc[i] = vec_load(o + i / 2 * of->o_row + i % 2 * VEC_LANES);
+    }
+    for (int64_t key = 0; key < of->keys; key += FEW_DEPTH) {
+        const uint16_t *fourth[ROWS / 4];
+        few_fourths(ROWS, fourth, of->p + row * of->p_row + key, of->p_row);
+        for (int64_t k = 0; k < FEW_DEPTH; k += PAIR, v += PAIR * of->v_row) {
+            const __m512i even = _mm512_loadu_si512(v), odd = _mm512_loadu_si512(v + of->v_row);
+            const __m512bh pairs[2] = {(__m512bh)_mm512_unpacklo_epi16(even, odd),
+                                       (__m512bh)_mm512_unpackhi_epi16(even, odd)};
+            FLASH_UNROLL
+            for (int i = 0; i < 2 * ROWS; i++) {
+                const __m512bh x = dot_pair(fourth[i / 8] + i / 2 % 4 * of->p_row + k);
+                acc[i] = _mm512_dpbf16_ps(acc[i], x, pairs[i % 2]);
+            }
+        }
+        few_ask(of->ahead, of->lines);
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < 2 * ROWS; i++) {
+        vec_store(o + i / 2 * of->o_row + i % 2 * VEC_LANES, acc[i]);
+    }
+}
+
+static void few_multiply_pv(const few_pv *of)
+{
+    for (int64_t dim = 0; dim < of->dims; dim += PAIR_LANES) {
+        for (int64_t row = 0; row < of->rows; row += FEW_STEP_ROWS) {
+            few_pv_block(of, row, dim);
+        }
+    }
+}
+
 static int64_t probe_dot_peak(int64_t rounds, float *sink)
 {
     enum { CHAINS = 16 };

@@ -34,6 +34,10 @@
 
 #include "kernel/cpu/flash_common.inc.h"
 
+#include "kernel/cpu/dot_pack.h"
+
+#include "kernel/cpu/dot_few.h"
+
 #include "kernel/cpu/dot_amx.h"
 
 #include "kernel/cpu/flash_dot.inc.h"

@@ -18,7 +18,9 @@
 #include <immintrin.h>
 
 #define DOT_MOST_PARTS 1 /* of an operand that is worth its products */
-#define DOT_DECLINES   "is slower than FMAs where measured (Intel); asked for by name it is taken"
+#define DOT_DECLINES                                                                                         \
+    (attn__cpu_pairs() ? NULL                                                                                \
+                       : "is slower than FMAs except on AMD's processors; asked for by name it is taken")
 
 #if defined(__clang__)
 #pragma clang attribute push(                                                                                \
@@ -31,6 +33,10 @@
 #include "kernel/cpu/vec_avx512.h"
 
 #include "kernel/cpu/flash_common.inc.h"
+
+#include "kernel/cpu/dot_pack.h"
+
+#include "kernel/cpu/dot_few.h"
 
 #include "kernel/cpu/dot_avx512bf16.h"
 

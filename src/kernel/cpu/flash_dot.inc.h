@@ -24,8 +24,11 @@
  *
  * COST.  See docs/perf/cpu_amx.md.
  *
- * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS, DOT_DECLINES.  Before it, vec_avx512.h and
- * flash_common.inc.h, and a dot_<isa>.h for dot_begin, dot_end, dot_product and probe_dot_peak.
+ * FEW.  Up to 32 rows of bf16 that are a whole sequence go by flash_dot_few.inc.h.
+ *
+ * PARAMETERS.  FLASH_* as in flash.inc.h, DOT_MOST_PARTS, DOT_DECLINES (why it is not taken, or NULL). Before
+ * it, vec_avx512.h, flash_common.inc.h, dot_pack.h and dot_few.h, and a dot_<isa>.h for dot_begin, dot_end,
+ * dot_product, probe_dot_peak and what dot_few.h says.
  */
 #include "kernel/cpu/flash_dot_pack.inc.h"
 
@@ -353,59 +356,20 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
     }
 }
 
-/* ---- begin, loop, end ---------------------------------------------------------------------------- */
+/* ---- one call ------------------------------------------------------------------------------------ */
 
-static void clear(const dot_state *state)
-{
-    const int64_t lanes = state->panels * PANEL;
-    memset(state->ot, 0, sizeof(float) * (size_t)(lanes * state->width));
-    memset(state->sum, 0, sizeof(float) * (size_t)lanes);
-    for (int64_t i = 0; i < lanes; i++) {
-        state->max[i] = -INFINITY;
-    }
-}
-
-/* 16 dims of 16 rows of O from O^T; lanes that are not there are left out. */
-static void write_square(float *o, int64_t stride, const float *ot, const float *inverse, int64_t rows,
-                         int64_t dims)
-{
-    float square[VEC_LANES * VEC_LANES];
-    const __mmask16 real = (__mmask16)((1u << dims) - 1u);
-    dot_transpose((void *)square, PAIR_LANES, (const void *)ot, PAIR * PANEL);
-    for (int64_t i = 0; i < rows; i++) {
-        const vec x = vec_mul(vec_load(square + i * VEC_LANES), vec_set(inverse[i]));
-        _mm512_mask_storeu_ps(o + i * stride, real, x);
-    }
-}
-
-/* O = O^T / sum, lse = ln(2) * (max + log2(sum)); a row that saw no key has max = -inf and
- * sum = 0, which gives O = 0 and lse = -inf. */
-static void write_rows(const dot_state *state)
-{
-    const attn__block *block = state->block;
-    for (int64_t row = 0; row < block->count; row += VEC_LANES) {
-        const int64_t rows = attn__min(VEC_LANES, block->count - row);
-        const float *ot = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
-        float inverse[VEC_LANES];
-        for (int64_t i = row; i < row + rows; i++) {
-            const float sum = state->sum[i];
-            inverse[i - row] = sum == 0.0f ? 0.0f : 1.0f / sum;
-            block->lse[i] = (float)(((double)state->max[i] + log2((double)sum)) * 0.69314718055994530942);
-        }
-        for (int64_t d = 0; d < block->dim_v; d += VEC_LANES) {
-            write_square(block->o + row * block->o_stride + d, block->o_stride, ot + d * PANEL, inverse, rows,
-                         attn__min(VEC_LANES, block->dim_v - d));
-        }
-    }
-}
+#include "kernel/cpu/flash_dot_few.inc.h"
 
 static void forward(const attn__block *block, void *scratch)
 {
     dot_state state = {.block = block};
     lay_out(&state, scratch, block->dtype, block->count, block->dim_qk, block->dim_v);
     state.factor = (float)(fabs((double)block->scale) * 1.44269504088896340736);
-    pack_queries(&state);
+    if (few_suits(block) && few_forward(&state)) {
+        return;
+    }
     clear(&state);
+    pack_queries(&state, PANEL);
     dot_begin();
     for (int64_t s = 0; s < block->span_count; s++) {
         const attn__span *span = &block->spans[s];
@@ -449,12 +413,13 @@ static const char *rejects(const attn__shape *shape)
 /* Measured, see docs/perf/cpu_amx.md. */
 static const char *declines(const attn__shape *shape)
 {
-    const int64_t dims = shape->dim_qk + shape->dim_v;
-    if (DOT_DECLINES != NULL) {
-        return DOT_DECLINES;
-    }
     const bool bf16 = shape->dtype == ATTN_BF16;
-    return dims < (bf16 ? 32 : 96) || shape->rows < (bf16 ? 9 : 128)
+    const int64_t dims = shape->dim_qk + shape->dim_v;
+    const char *reason = DOT_DECLINES;
+    if (reason != NULL) {
+        return reason;
+    }
+    return dims < (bf16 ? 32 : 96) || shape->rows < (bf16 ? FEW_LEAST : 128)
                ? "is slower at such small dimensions or so few rows; asked for by name it is taken"
                : NULL;
 }

@@ -1,15 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_dot_pack.inc.h - the scratch of flash_dot.inc.h, which includes it, and the operands in it: Q^T, K
- * and V^T in parts of bf16.
+ * flash_dot_pack.inc.h - the scratch of flash_dot.inc.h, which includes it, the operands in it, Q^T, K and
+ * V^T in parts of bf16, and O out of it.
  *
  * METHOD.  Rows are cut into parts (dot_pack.h) 32 at a time, then transposed 16 x 16 pairs at a time: Q^T
  * with its dims in pairs; V with keys in pairs, and those transposed.
  *
  * COST.  A call packs its queries once and each tile of keys once: about 5 operations a vector and part.
  */
-#include "kernel/cpu/dot_pack.h"
-
 enum {
     TILE_Q = 512,                         /* queries of a call, at most */
     TILE_K = 256,                         /* keys of a tile of one part, at most; half of that of more */
@@ -27,7 +25,7 @@ typedef struct dot_state {
     int64_t depth, width; /* dim_qk and dim_v up to whole tiles */
     float factor;         /* of scores: they become powers of 2; 1 if that is folded into Q */
     uint16_t *q;          /* [panel][part][depth / 2][PANEL][2] */
-    float *ot;            /* [panel][width][PANEL] */
+    float *ot;            /* [panel][width][PANEL], or O of few rows */
     float *max, *sum;     /* [panel][PANEL] */
     bool *odd;            /* [panel]: a query is not finite, in more parts than one */
     float *s;             /* [2][tile_k][PANEL] */
@@ -76,7 +74,7 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
         attn__min(state->parts == 1 ? TILE_K : TILE_K / 2, KEY_BYTES / key_bytes / KEY_STEP * KEY_STEP);
     const int64_t lanes = state->panels * PANEL, longest = round_up(attn__max(dim_qk, dim_v), PAIR_LANES);
     state->q = take_bf16(scratch, &used, lanes * state->q_parts * state->depth);
-    state->ot = take(scratch, &used, lanes * state->width);
+    state->ot = take(scratch, &used, lanes * round_up(state->width, PAIR_LANES));
     state->max = take(scratch, &used, lanes);
     state->sum = take(scratch, &used, lanes);
     state->odd = (void *)take(scratch, &used, state->panels);
@@ -123,14 +121,14 @@ static void query_row(const dot_state *state, float *to, int64_t row)
     }
 }
 
-/* Q^T of all panels; unused lanes are 0. */
-static void pack_queries(const dot_state *state)
+/* Q^T of all panels, of each the first `lanes`; those without a query are 0. */
+static void pack_queries(const dot_state *state, int64_t lanes)
 {
     const int64_t depth = state->depth;
     for (int64_t panel = 0; panel < state->panels; panel++) {
         uint16_t *to = state->q + panel * PANEL * state->q_parts * depth;
         state->odd[panel] = false;
-        for (int64_t line = 0; line < PANEL; line++) {
+        for (int64_t line = 0; line < lanes; line++) {
             const int64_t row = panel * PANEL + line,
                           dim = row < state->block->count ? state->block->dim_qk : 0;
             if (dim > 0) {
@@ -143,8 +141,9 @@ static void pack_queries(const dot_state *state)
         for (int64_t part = 0; part < state->q_parts; part++, to += PANEL * depth) {
             const uint16_t *from = state->rows + part * PANEL * depth;
             for (int64_t d = 0; d < depth; d += PAIR_LANES) {
-                dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, depth);
-                dot_transpose(to + d * PANEL + PAIR_LANES, PAIR * PANEL, from + VEC_LANES * depth + d, depth);
+                for (int64_t lane = 0; lane < lanes; lane += VEC_LANES) {
+                    dot_transpose(to + d * PANEL + PAIR * lane, PAIR * PANEL, from + lane * depth + d, depth);
+                }
             }
         }
     }
@@ -233,6 +232,59 @@ static void pack_values(const dot_state *state, dot_tile *tile)
                 dot_transpose(to + attn__dot_place(d, j, KEY_STEP * state->tile_k), ATTN__SQUARE,
                               from + PAIR * d, PAIR * width);
             }
+        }
+    }
+}
+
+/* ---- the sums ------------------------------------------------------------------------------------ */
+
+static void clear(const dot_state *state)
+{
+    const int64_t lanes = state->panels * PANEL;
+    memset(state->ot, 0, sizeof(float) * (size_t)(lanes * round_up(state->width, PAIR_LANES)));
+    memset(state->sum, 0, sizeof(float) * (size_t)lanes);
+    for (int64_t i = 0; i < lanes; i++) {
+        state->max[i] = -INFINITY;
+    }
+}
+
+/* 16 dims of 16 rows of O from O^T; lanes that are not there are left out. */
+static void write_square(float *o, int64_t stride, const float *ot, const float *inverse, int64_t rows,
+                         int64_t dims)
+{
+    float square[VEC_LANES * VEC_LANES];
+    const __mmask16 real = (__mmask16)((1u << dims) - 1u);
+    dot_transpose((void *)square, PAIR_LANES, (const void *)ot, PAIR * PANEL);
+    for (int64_t i = 0; i < rows; i++) {
+        const vec x = vec_mul(vec_load(square + i * VEC_LANES), vec_set(inverse[i]));
+        _mm512_mask_storeu_ps(o + i * stride, real, x);
+    }
+}
+
+/* Writes lse = ln(2) * (max + log2(sum)) and returns 1 / sum; a row that saw no key has max = -inf and sum =
+ * 0, which gives 0 and lse = -inf. */
+static float finish_row(const dot_state *state, int64_t row)
+{
+    const float sum = state->sum[row];
+    const double log = (double)state->max[row] + log2((double)sum);
+    state->block->lse[row] = (float)(log * 0.69314718055994530942);
+    return sum == 0.0f ? 0.0f : 1.0f / sum;
+}
+
+/* O = O^T / sum */
+static void write_rows(const dot_state *state)
+{
+    const attn__block *block = state->block;
+    for (int64_t row = 0; row < block->count; row += VEC_LANES) {
+        const int64_t rows = attn__min(VEC_LANES, block->count - row);
+        const float *ot = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
+        float inverse[VEC_LANES];
+        for (int64_t i = row; i < row + rows; i++) {
+            inverse[i - row] = finish_row(state, i);
+        }
+        for (int64_t d = 0; d < block->dim_v; d += VEC_LANES) {
+            write_square(block->o + row * block->o_stride + d, block->o_stride, ot + d * PANEL, inverse, rows,
+                         attn__min(VEC_LANES, block->dim_v - d));
         }
     }
 }

@@ -1,0 +1,300 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * flash_dot_few.inc.h - the forward of a few query rows of bf16 (decoding) at the speed of memory; a part of
+ * flash_dot.inc.h, which includes it.
+ *
+ * METHOD.  The running maximum of flash_dot.inc.h, but K and V are multiplied where they lie:
+ *
+ *     Q^T    packed once a call, dims in pairs
+ *     for each tile of keys:
+ *         S^T[key][row]  = K Q^T            few_multiply_qk
+ *         max, P = exp2(S - max), sum       vertical; then P is rounded to bf16 and transposed
+ *         O[row][dim]    = O * fade + P V   few_multiply_pv
+ *
+ * A tile whose rows of K or V are not whole vectors side by side is copied first.
+ *
+ * MEMORY.  The L2 is asked for K and V of the next tile line by line while this one is computed, evenly, so
+ * that memory never waits: FEW_SHARE lines of 16 during the products, the others during the softmax.
+ *
+ * NaN.  A value that is not finite gets into all rows and into its neighbours' dims.  O shows that, and then
+ * the call is made again by panels, which have it where it belongs.
+ *
+ * COST.  See docs/perf/cpu_amx.md, "Few rows, bf16".
+ */
+enum {
+    FEW_ROWS = PANEL,        /* of a call; */
+    FEW_LEAST = 5,           /* with less the vectors of flash_few.inc.h keep up with memory */
+    FEW_BYTES = 16 * 1024,   /* of K or V in a tile: both and S stay in L1 */
+    FEW_KEYS = ATTN__SQUARE, /* of a square of P */
+};
+
+/* A tile, each of whose keys some row sees, those from whole_from to whole_to all rows; and what is asked for
+ * meanwhile. */
+typedef struct few_tile {
+    const attn__span *span;
+    int64_t first, count, padded;
+    int64_t whole_from, whole_to;
+    flash_band band;
+    few_ahead ahead;
+    int64_t step_lines, softmax_lines; /* a step of products, two keys' softmax */
+} few_tile;
+
+/* Dims of V, and of O, in whole pairs of vectors. */
+static int64_t few_width(const dot_state *state)
+{
+    return round_up(state->width, PAIR_LANES);
+}
+
+static int64_t few_tile_keys(const dot_state *state)
+{
+    const int64_t bytes = attn__max(state->depth, few_width(state)) * (int64_t)sizeof(uint16_t);
+    const int64_t keys = attn__max(FEW_BYTES / bytes / FEW_KEYS, 1) * FEW_KEYS;
+    return attn__min(keys, state->tile_k / attn__max(1, FEW_P_PARTS / 2) / FEW_KEYS * FEW_KEYS);
+}
+
+static few_tile few_begin_tile(const dot_state *state, const attn__span *span, int64_t first, int64_t count)
+{
+    const attn__block *block = state->block;
+    few_tile tile = {.span = span, .first = first, .count = count, .padded = round_up(count, FEW_KEYS)};
+    const int64_t row = block->first - first, last = row + block->count - 1;
+    tile.band = (flash_band){block->first, block->lo, block->hi};
+    tile.whole_from = attn__min(count, attn__max(0, last + block->lo));
+    tile.whole_to = attn__max(tile.whole_from, attn__min(count, row + block->hi + 1));
+    return tile;
+}
+
+/* What is asked for while this tile is computed: K and V of the next. */
+static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *values)
+{
+    const attn__span *span = tile->span;
+    const attn__block *block = state->block;
+    const int64_t size = sizeof(uint16_t), skip = tile->first + tile->count - span->first;
+    *values = few_ahead_of((const uint16_t *)span->v + skip * span->v_token, tile->count, block->dim_v * size,
+                           span->v_token * size, NULL);
+    tile->ahead = few_ahead_of((const uint16_t *)span->k + skip * span->k_token, tile->count,
+                               block->dim_qk * size, span->k_token * size, values);
+    const int64_t lines = (state->depth + few_width(state)) * size * FEW_KEYS / LINE; /* of 32 keys */
+    const int64_t steps =
+        round_up(block->count, VEC_LANES) * state->depth +
+        round_up(block->count, FEW_STEP_ROWS) * few_width(state) * FEW_STEP_COST; /* 256 to a step */
+    tile->step_lines = attn__ceil_div(lines * FEW_SHARE * 256 / 16, steps);
+    tile->softmax_lines = lines * (16 - FEW_SHARE) / 16 / (FEW_KEYS / PAIR);
+}
+
+/* ---- S ------------------------------------------------------------------------------------------- */
+
+VEC_INLINE void few_scores(const int n, const dot_state *state, few_tile *tile)
+{
+    const attn__block *block = state->block;
+    const attn__span *span = tile->span;
+    const int64_t depth = state->depth;
+    const uint16_t *k = (const uint16_t *)span->k + (tile->first - span->first) * span->k_token;
+    few_qk of = {.k = k,
+                 .q = state->q,
+                 .k_row = span->k_token,
+                 .s = state->s,
+                 .keys = tile->count,
+                 .n = n,
+                 .depth = depth,
+                 .ahead = &tile->ahead,
+                 .lines = tile->step_lines};
+    if (span->k_dim != 1 || block->dim_qk != depth || tile->count % VEC_LANES != 0) {
+        for (int64_t j = 0; j < tile->count; j++) {
+            dot_pack_row(state->k + j * depth, 0, PAIR_LANES, k + j * span->k_token, ATTN_BF16, span->k_dim,
+                         block->dim_qk, depth, NULL);
+        }
+        of.k = state->k, of.k_row = depth;
+    }
+    few_multiply_qk(&of);
+    mask_scores(n, state->s, &tile->band, tile->first, tile->whole_from);
+    mask_scores(n, state->s + tile->whole_to * PANEL, &tile->band, tile->first + tile->whole_to,
+                tile->count - tile->whole_to);
+    hide_scores(state->s + tile->count * PANEL, tile->padded - tile->count);
+}
+
+/* ---- P ------------------------------------------------------------------------------------------- */
+
+/* O of the rows shrinks by fade[]. */
+static void few_fade(const dot_state *state, const float *fade)
+{
+    const int64_t width = few_width(state);
+    for (int64_t row = 0; row < state->block->count; row++) {
+        float *o = state->ot + row * width;
+        for (int64_t d = 0; d < width; d += VEC_LANES) {
+            vec_store(o + d, vec_mul(vec_load(o + d), vec_set(fade[row])));
+        }
+    }
+}
+
+/* max moves on if a score is 2^SLACK above it, and O and sum shrink; less: what to subtract. */
+VEC_INLINE void few_raise(const int n, const dot_state *state, const few_tile *tile, vec *less)
+{
+    const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
+    float fade[PANEL];
+    vec top[2] = {none, none};
+    vec_mask moved = 0;
+    raise_max(n, state->s, tile->padded, top);
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        float *max = state->max + c * VEC_LANES, *sum = state->sum + c * VEC_LANES;
+        const vec old = vec_load(max), high = vec_mul(top[c], factor);
+        const vec_mask above = vec_less(vec_add(old, vec_set(SLACK)), high);
+        const vec now = vec_select(above, high, old);
+        less[c] = vec_select(vec_less(none, now), now, zero);
+        const vec shrink = flash_exp2(vec_sub(old, less[c]));
+        moved |= above;
+        vec_store(max, now);
+        vec_store(fade + c * VEC_LANES, shrink);
+        vec_store(sum, vec_mul(vec_load(sum), vec_select(above, shrink, vec_set(1.0f))));
+    }
+    if (moved != 0) {
+        few_fade(state, fade);
+    }
+}
+
+/* Scores of the tile become P, in pairs of keys and then turned for few_multiply_pv, and its sums. */
+VEC_INLINE void few_weights(const int n, const dot_state *state, few_tile *tile)
+{
+    const vec factor = vec_set(state->factor);
+    const int64_t p_row = few_tile_keys(state);
+    vec less[2], sum[2];
+    few_raise(n, state, tile, less);
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        sum[c] = vec_set(0.0f);
+    }
+    for (int64_t j = 0; j < tile->padded; j += FEW_KEYS) {
+        float *s = state->s + j * PANEL;
+        for (int64_t i = 0; i < FEW_KEYS; i += PAIR) {
+            FLASH_UNROLL
+            for (int c = 0; c < n; c++) {
+                float *at = s + i * PANEL + c * VEC_LANES;
+                const vec even = weigh(1, at, factor, less[c]), odd = weigh(1, at + PANEL, factor, less[c]);
+                dot_store_pairs(1, (void *)at, 0, even, odd);
+                sum[c] = vec_add(sum[c], vec_add(even, odd));
+            }
+            few_ask(&tile->ahead, tile->softmax_lines);
+        }
+        FLASH_UNROLL
+        for (int c = 0; c < n; c++) {
+            few_turn_weights(state->p + c * VEC_LANES * p_row + j, p_row, (void *)(s + c * VEC_LANES),
+                             PAIR * PAIR * PANEL);
+        }
+    }
+    FLASH_UNROLL
+    for (int c = 0; c < n; c++) {
+        float *at = state->sum + c * VEC_LANES;
+        vec_store(at, vec_add(vec_load(at), sum[c]));
+    }
+}
+
+/* ---- O ------------------------------------------------------------------------------------------- */
+
+/* A copy of the values, with zeros up to whole vectors and squares. */
+static void few_copy_values(const dot_state *state, const few_tile *tile)
+{
+    const attn__span *span = tile->span;
+    const int64_t width = few_width(state);
+    const uint16_t *v = (const uint16_t *)span->v + (tile->first - span->first) * span->v_token;
+    for (int64_t j = 0; j < tile->padded; j++) {
+        dot_pack_row(state->v + j * width, 0, PAIR_LANES, v + j * span->v_token, ATTN_BF16, span->v_dim,
+                     j < tile->count ? state->block->dim_v : 0, width, NULL);
+    }
+}
+
+static void few_values(const dot_state *state, few_tile *tile)
+{
+    const attn__span *span = tile->span;
+    const int64_t width = few_width(state);
+    few_pv of = {.p = state->p,
+                 .v = (const uint16_t *)span->v + (tile->first - span->first) * span->v_token,
+                 .p_row = few_tile_keys(state),
+                 .v_row = span->v_token,
+                 .o = state->ot,
+                 .o_row = width,
+                 .rows = state->block->count,
+                 .keys = tile->padded,
+                 .dims = width,
+                 .ahead = &tile->ahead,
+                 .lines = tile->step_lines};
+    if (span->v_dim != 1 || state->block->dim_v != width || tile->count != tile->padded) {
+        few_copy_values(state, tile);
+        of.v = state->v, of.v_row = width;
+    }
+    few_multiply_pv(&of);
+    few_ask(&tile->ahead, INT64_MAX);
+}
+
+/* ---- one call ------------------------------------------------------------------------------------ */
+
+/* Returns whether all is finite. */
+static bool few_write_row(float *o, const float *from, vec factor, int64_t dim)
+{
+    enum { NAN_OR_INF = 0x99 };
+    const __m512i first = _mm512_loadu_si512(few_order);
+    const __m512i second = _mm512_add_epi32(first, _mm512_set1_epi32(VEC_LANES / 2));
+    __mmask16 odd = 0;
+    for (int64_t d = 0; d < dim; d += PAIR_LANES) {
+        const int64_t left = dim - d;
+        const uint32_t real = left < PAIR_LANES ? (UINT32_C(1) << left) - 1 : UINT32_MAX;
+        const vec low = vec_mul(vec_load(from + d), factor);
+        const vec high = vec_mul(vec_load(from + d + VEC_LANES), factor);
+        odd |= _mm512_fpclass_ps_mask(low, NAN_OR_INF) | _mm512_fpclass_ps_mask(high, NAN_OR_INF);
+        _mm512_mask_storeu_ps(o + d, (__mmask16)real, _mm512_permutex2var_ps(low, first, high));
+        _mm512_mask_storeu_ps(o + d + VEC_LANES, (__mmask16)(real >> VEC_LANES),
+                              _mm512_permutex2var_ps(low, second, high));
+    }
+    return odd == 0;
+}
+
+static bool few_write(const dot_state *state)
+{
+    const attn__block *block = state->block;
+    bool finite = true;
+    for (int64_t row = 0; row < block->count; row++) {
+        finite &= few_write_row(block->o + row * block->o_stride, state->ot + row * few_width(state),
+                                vec_set(finish_row(state, row)), block->dim_v);
+    }
+    return finite;
+}
+
+VEC_INLINE void few_span(const int n, const dot_state *state, const attn__span *span)
+{
+    const attn__block *block = state->block;
+    const int64_t keys = few_tile_keys(state);
+    int64_t first = attn__max(span->first, block->first + block->lo);
+    const int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
+    for (; first < end; first += keys) {
+        few_tile tile = few_begin_tile(state, span, first, attn__min(keys, end - first));
+        few_ahead values;
+        few_look_ahead(state, &tile, &values);
+        few_scores(n, state, &tile);
+        few_weights(n, state, &tile);
+        few_values(state, &tile);
+    }
+}
+
+/* Are these all rows of a short sequence?  The last ones of a long one keep the bits that they have where its
+ * blocks are cut elsewhere (kernel.h), so those are a panel's. */
+static bool few_suits(const attn__block *block)
+{
+    return block->dtype == ATTN_BF16 && block->first == 0 && block->count <= FEW_ROWS;
+}
+
+/* Returns whether O is right: whether all of it is finite. */
+static bool few_forward(const dot_state *state)
+{
+    const bool one = state->block->count <= VEC_LANES;
+    clear(state);
+    pack_queries(state, one ? VEC_LANES : PANEL);
+    dot_begin();
+    for (int64_t s = 0; s < state->block->span_count; s++) {
+        if (one) {
+            few_span(1, state, &state->block->spans[s]);
+        } else {
+            few_span(2, state, &state->block->spans[s]);
+        }
+    }
+    dot_end();
+    return few_write(state);
+}
