@@ -264,6 +264,11 @@ enum {
     FEW_P_PARTS = 4,
 };
 
+static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
+{
+    (void)q, (void)depth, (void)rows;
+}
+
 /* The even dims lie before the odd ones. */
 static const int32_t few_order[VEC_LANES] = {0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23};
 

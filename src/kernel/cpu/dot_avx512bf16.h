@@ -128,6 +128,18 @@ enum {
     FEW_P_PARTS = 1,
 };
 
+/* Up to 8 rows would leave half of the lanes empty: of 4 dims, a row's two pairs lie side by side there. */
+static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
+{
+    const __m512i aside = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const uint16_t *from = q;
+    for (int64_t d = 0; d < depth && rows <= FEW_STEP_ROWS; d += 2 * PAIR) {
+        const __m512i first = _mm512_loadu_si512(from), second = _mm512_loadu_si512(from + PAIR * PANEL);
+        _mm512_storeu_si512(q, _mm512_permutex2var_epi32(first, aside, second));
+        from += 2 * PAIR * PANEL, q += PAIR_LANES;
+    }
+}
+
 /* As unpacking two rows leaves them. */
 static const int32_t few_order[VEC_LANES] = {0, 1, 2, 3, 16, 17, 18, 19, 4, 5, 6, 7, 20, 21, 22, 23};
 
@@ -180,8 +192,54 @@ VEC_INLINE void few_qk_block(const int n, const few_qk *of, int64_t key)
     }
 }
 
+/* Lanes 2 r and 2 r + 1 of two keys added up: 8 rows of either, and zeros. */
+VEC_INLINE void few_put_halves(float *s, vec first, vec second)
+{
+    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
+    const vec sum =
+        vec_add(_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second));
+    vec_store(s, _mm512_maskz_mov_ps(0xff, sum));
+    vec_store(s + PANEL, _mm512_maskz_shuffle_f32x4(0xff, sum, sum, 0xee));
+}
+
+/* 16 keys by 8 rows: 4 dims at once. */
+VEC_INLINE void few_qk_half(const few_qk *of, int64_t key)
+{
+    const uint16_t *q = of->q;
+    vec acc[FEW_SUMS];
+    FLASH_UNROLL
+    for (int i = 0; i < FEW_SUMS; i++) {
+        acc[i] = vec_set(0.0f);
+    }
+    for (int64_t d = 0; d < of->depth; d += FEW_DEPTH) {
+        const uint16_t *fourth[FEW_SUMS / 4];
+        few_fourths(FEW_SUMS, fourth, of->k + key * of->k_row + d, of->k_row);
+        for (int64_t k = 0; k < FEW_DEPTH; k += 2 * PAIR, q += PAIR_LANES) {
+            const __m512bh pairs = (__m512bh)_mm512_loadu_si512(q);
+            FLASH_UNROLL
+            for (int i = 0; i < FEW_SUMS; i++) {
+                int64_t four;
+                memcpy(&four, fourth[i / 4] + i % 4 * of->k_row + k, sizeof four);
+                acc[i] = _mm512_dpbf16_ps(acc[i], (__m512bh)_mm512_set1_epi64(four), pairs);
+            }
+        }
+        few_ask(of->ahead, (of->lines + 1) / 2);
+    }
+    FLASH_UNROLL
+    for (int i = 0; i < FEW_SUMS; i += 2) {
+        few_put_halves(of->s + (key + i) * PANEL, acc[i], acc[i + 1]);
+    }
+}
+
 static void few_multiply_qk(const few_qk *of)
 {
+    for (int64_t key = 0; of->rows <= FEW_STEP_ROWS && key < of->keys; key += FEW_SUMS) {
+        few_qk_half(of, key);
+    }
+    if (of->rows <= FEW_STEP_ROWS) {
+        return;
+    }
     for (int64_t key = 0; key < of->keys; key += FEW_SUMS / of->n) {
         if (of->n == 1) {
             few_qk_block(1, of, key);

@@ -5,6 +5,7 @@
  *
  *     few_multiply_qk(few_qk), few_multiply_pv(few_pv)
  *     few_turn_weights       weights of 16 rows and 32 keys, [pair of keys][row][2], into P of few_pv
+ *     few_pack_queries       what few_qk wants changed in Q^T, [pair of dims][PANEL][2]
  *     few_order              how the dims of O lie
  *     FEW_SHARE              of 16 lines that are asked for, during products; the others during the softmax
  *     FEW_STEP_ROWS, _COST   rows of few_pv in a step; how many steps of few_qk one takes as long as
@@ -64,14 +65,14 @@ VEC_INLINE void few_ask(few_ahead *ahead, int64_t lines)
 }
 
 /*
- * S^T[keys][16 n] = K Q^T, K where it lies, up to a multiple of 16 keys: K[key][d] is k[key * k_row + d],
- * Q[row][d] is q[(d / 2) * 2 * PANEL + row * 2 + d % 2].  depth % 32 = 0.
+ * S^T[keys][16 n] = K Q^T, K where it lies, up to a multiple of 16 keys: K[key][d] is k[key * k_row + d].  Q
+ * is as few_pack_queries leaves it for `rows`; rows that are not there may be anything.  depth % 32 = 0.
  */
 typedef struct few_qk {
     const uint16_t *k, *q;
     int64_t k_row;
     float *s; /* [keys][PANEL] */
-    int64_t keys, n, depth;
+    int64_t rows, keys, n, depth;
     few_ahead *ahead;
     int64_t lines; /* are asked for a product of 16 x 16 x 32 */
 } few_qk;

@@ -74,9 +74,9 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
     tile->ahead = few_ahead_of((const uint16_t *)span->k + skip * span->k_token, tile->count,
                                block->dim_qk * size, span->k_token * size, values);
     const int64_t lines = (state->depth + few_width(state)) * size * FEW_KEYS / LINE; /* of 32 keys */
-    const int64_t steps =
-        round_up(block->count, VEC_LANES) * state->depth +
-        round_up(block->count, FEW_STEP_ROWS) * few_width(state) * FEW_STEP_COST; /* 256 to a step */
+    const int64_t rows = round_up(block->count, block->count <= FEW_STEP_ROWS ? FEW_STEP_ROWS : VEC_LANES);
+    const int64_t steps = rows * state->depth + round_up(block->count, FEW_STEP_ROWS) * few_width(state) *
+                                                    FEW_STEP_COST; /* 256 to a step */
     tile->step_lines = attn__ceil_div(lines * FEW_SHARE * 256 / 16, steps);
     tile->softmax_lines = lines * (16 - FEW_SHARE) / 16 / (FEW_KEYS / PAIR);
 }
@@ -93,6 +93,7 @@ VEC_INLINE void few_scores(const int n, const dot_state *state, few_tile *tile)
                  .q = state->q,
                  .k_row = span->k_token,
                  .s = state->s,
+                 .rows = block->count,
                  .keys = tile->count,
                  .n = n,
                  .depth = depth,
@@ -287,6 +288,7 @@ static bool few_forward(const dot_state *state)
     const bool one = state->block->count <= VEC_LANES;
     clear(state);
     pack_queries(state, one ? VEC_LANES : PANEL);
+    few_pack_queries(state->q, state->depth, state->block->count);
     dot_begin();
     for (int64_t s = 0; s < state->block->span_count; s++) {
         if (one) {
