@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * cpu.c - which instruction sets this CPU and operating system offer, masked by ATTN_ISA; how far ahead the
- * caches want to be asked.
+ * caches want to be asked, and whether products of pairs are fast.
  *
  * ATTN_ISA names a level; features above it are hidden, so that one machine can run the test suite once for
  * each level.  An unknown name hides nothing.
@@ -161,20 +161,32 @@ static int measured_ahead(void)
     return is_intel() ? INTEL : family_of_amd() >= ZEN5_FAMILY ? ZEN5 : 0;
 }
 
+static int measured_pairs(void)
+{
+    return family_of_amd() != 0;
+}
+
+/* What `find` answers, asked once: a virtual machine takes long over an answer of the processor. */
+static int once(atomic_int *known, int (*find)(void))
+{
+    int value = atomic_load(known);
+    if (value < 0) {
+        value = find();
+        atomic_store(known, value);
+    }
+    return value;
+}
+
 int64_t attn__cpu_ahead(void)
 {
     static atomic_int known = -1;
-    int ahead = atomic_load(&known);
-    if (ahead < 0) {
-        ahead = measured_ahead();
-        atomic_store(&known, ahead);
-    }
-    return ahead;
+    return once(&known, measured_ahead);
 }
 
 bool attn__cpu_pairs(void)
 {
-    return family_of_amd() != 0;
+    static atomic_int known = -1;
+    return once(&known, measured_pairs) != 0;
 }
 
 const char *attn__cpu_name(uint32_t feature)

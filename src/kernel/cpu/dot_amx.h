@@ -12,7 +12,7 @@
  *
  * COST.  16 cycles a tile product (16384 FLOPs), 8 for the lines of a tile that is loaded.
  *
- * Include it inside a region compiled for "amx-tile,amx-bf16".
+ * Include it after dot_few.h, inside a region compiled for "amx-tile,amx-bf16".
  */
 #ifndef ATTN_DOT_AMX_H
 #define ATTN_DOT_AMX_H

@@ -10,7 +10,7 @@
  *
  * COST.  64 FLOPs an instruction; 10 loads to 16 of these.
  *
- * Include it after vec_avx512.h, inside a region compiled for "avx512bf16".
+ * Include it after vec_avx512.h and dot_few.h, inside a region compiled for "avx512bf16".
  */
 #ifndef ATTN_DOT_AVX512BF16_H
 #define ATTN_DOT_AVX512BF16_H
@@ -158,21 +158,27 @@ VEC_INLINE void few_fourths(const int rows, const uint16_t **fourth, const uint1
     }
 }
 
-/* 16 keys by 16 rows, or 8 keys by 32. */
-VEC_INLINE void few_qk_block(const int n, const few_qk *of, int64_t key)
+/* Four bf16 at p for every two lanes. */
+VEC_INLINE __m512bh few_quad(const uint16_t *p)
 {
-    const int keys = FEW_SUMS / n;
-    float *s = of->s + key * PANEL;
+    int64_t quad;
+    memcpy(&quad, p, sizeof quad);
+    return (__m512bh)_mm512_set1_epi64(quad);
+}
+
+/* acc[i]: 16 / n keys by 16 n rows, or, `half`, 16 keys by two lanes for each of 8 rows */
+VEC_INLINE void few_qk_sums(const int n, const bool half, const few_qk *of, int64_t key, vec acc[FEW_SUMS])
+{
+    const int64_t dims = half ? 2 * PAIR : PAIR, q_row = half ? PAIR_LANES : PAIR * PANEL;
     const uint16_t *q = of->q;
-    vec acc[FEW_SUMS];
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
         acc[i] = vec_set(0.0f);
     }
     for (int64_t d = 0; d < of->depth; d += FEW_DEPTH) {
         const uint16_t *fourth[FEW_SUMS / 4];
-        few_fourths(keys, fourth, of->k + key * of->k_row + d, of->k_row);
-        for (int64_t k = 0; k < FEW_DEPTH; k += PAIR, q += PAIR * PANEL) {
+        few_fourths(FEW_SUMS / n, fourth, of->k + key * of->k_row + d, of->k_row);
+        for (int64_t k = 0; k < FEW_DEPTH; k += dims, q += q_row) {
             __m512bh pairs[2];
             FLASH_UNROLL
             for (int j = 0; j < n; j++) {
@@ -180,12 +186,20 @@ VEC_INLINE void few_qk_block(const int n, const few_qk *of, int64_t key)
             }
             FLASH_UNROLL
             for (int i = 0; i < FEW_SUMS; i++) {
-                const __m512bh x = dot_pair(fourth[i / n / 4] + i / n % 4 * of->k_row + k);
-                acc[i] = _mm512_dpbf16_ps(acc[i], x, pairs[i % n]);
+                const uint16_t *at = fourth[i / n / 4] + i / n % 4 * of->k_row + k;
+                acc[i] = _mm512_dpbf16_ps(acc[i], half ? few_quad(at) : dot_pair(at), pairs[i % n]);
             }
         }
-        few_ask(of->ahead, of->lines);
+        few_ask(of->ahead, half ? (of->lines + 1) / 2 : of->lines);
     }
+}
+
+/* 16 / n keys by 16 n rows. */
+VEC_INLINE void few_qk_block(const int n, const few_qk *of, int64_t key)
+{
+    float *s = of->s + key * PANEL;
+    vec acc[FEW_SUMS];
+    few_qk_sums(n, false, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
         vec_store(s + i / n * PANEL + i % n * VEC_LANES, acc[i]);
@@ -203,29 +217,11 @@ VEC_INLINE void few_put_halves(float *s, vec first, vec second)
     vec_store(s + PANEL, _mm512_maskz_shuffle_f32x4(0xff, sum, sum, 0xee));
 }
 
-/* 16 keys by 8 rows: 4 dims at once. */
+/* 16 keys by 8 rows. */
 VEC_INLINE void few_qk_half(const few_qk *of, int64_t key)
 {
-    const uint16_t *q = of->q;
     vec acc[FEW_SUMS];
-    FLASH_UNROLL
-    for (int i = 0; i < FEW_SUMS; i++) {
-        acc[i] = vec_set(0.0f);
-    }
-    for (int64_t d = 0; d < of->depth; d += FEW_DEPTH) {
-        const uint16_t *fourth[FEW_SUMS / 4];
-        few_fourths(FEW_SUMS, fourth, of->k + key * of->k_row + d, of->k_row);
-        for (int64_t k = 0; k < FEW_DEPTH; k += 2 * PAIR, q += PAIR_LANES) {
-            const __m512bh pairs = (__m512bh)_mm512_loadu_si512(q);
-            FLASH_UNROLL
-            for (int i = 0; i < FEW_SUMS; i++) {
-                int64_t four;
-                memcpy(&four, fourth[i / 4] + i % 4 * of->k_row + k, sizeof four);
-                acc[i] = _mm512_dpbf16_ps(acc[i], (__m512bh)_mm512_set1_epi64(four), pairs);
-            }
-        }
-        few_ask(of->ahead, (of->lines + 1) / 2);
-    }
+    few_qk_sums(1, true, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i += 2) {
         few_put_halves(of->s + (key + i) * PANEL, acc[i], acc[i + 1]);
@@ -234,14 +230,10 @@ VEC_INLINE void few_qk_half(const few_qk *of, int64_t key)
 
 static void few_multiply_qk(const few_qk *of)
 {
-    for (int64_t key = 0; of->rows <= FEW_STEP_ROWS && key < of->keys; key += FEW_SUMS) {
-        few_qk_half(of, key);
-    }
-    if (of->rows <= FEW_STEP_ROWS) {
-        return;
-    }
     for (int64_t key = 0; key < of->keys; key += FEW_SUMS / of->n) {
-        if (of->n == 1) {
+        if (of->rows <= FEW_STEP_ROWS) {
+            few_qk_half(of, key);
+        } else if (of->n == 1) {
             few_qk_block(1, of, key);
         } else {
             few_qk_block(2, of, key);

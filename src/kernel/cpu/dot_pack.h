@@ -7,7 +7,7 @@
  * 24 bits, all of one sign; fp16 has 11 bits, two parts; bf16 is its own part.  Below 2^-102 the last part is
  * subnormal, which products count as 0.  Infinity and NaN become (x, 0, 0).
  *
- * Include it after vec_avx512.h, inside a region compiled for "avx512bf16".
+ * Include it after vec_avx512.h and flash_common.inc.h, inside a region compiled for "avx512bf16".
  */
 #ifndef ATTN_DOT_PACK_H
 #define ATTN_DOT_PACK_H

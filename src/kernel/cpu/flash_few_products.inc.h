@@ -197,8 +197,9 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
 VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *keys, int64_t from, int64_t to)
 {
-    enum { SQUARES = VEC_LANES >= 16 };                           /* fewer keys at once gain nothing */
-    if (group->m == 4 && SQUARES && group->turns != UINT32_MAX) { /* alone, a group waits for memory */
+    enum { SQUARES = VEC_LANES >= 16 };            /* fewer keys at once gain nothing */
+    const bool alone = group->turns == UINT32_MAX; /* then it waits for memory, which wants key after key */
+    if (group->m == 4 && SQUARES && !alone) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, true, dtype, state, group, keys, from, to);
     } else if (group->m == 4) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, false, dtype, state, group, keys, from, to);
