@@ -237,6 +237,17 @@ static bool whole(const attn__cuda_call *call, const attn__cuda_device *device)
     return all_tiles(call) % count == 0;
 }
 
+/* Do blocks add their sums two by two, each pair all of it in one tile, which has several of them? */
+static bool pairs(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    if (narrow(call) || !alike(call)) {
+        return false;
+    }
+    int64_t count = blocks(call, device), each = count / all_tiles(call);
+    bool all_work = tile_units(call) * all_tiles(call) / FEW_LEAST >= count;
+    return all_work && each * all_tiles(call) == count && each % 2 == 0 && each >= 4;
+}
+
 /* Tiles that few_merge looks at, or blocks whose last tile it looks at. */
 static int64_t merge_tiles(const attn__cuda_call *call, const attn__cuda_device *device)
 {
@@ -300,6 +311,7 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
+    p->pairs = pairs(call, device);
     p->blocks = (int32_t)blocks(call, device);
     p->by_tile = all_tiles(call) <= p->blocks;
 }
@@ -326,6 +338,7 @@ static attn_status launch_few(few_params *p, const attn__cuda_call *call, const 
         .block = FEW_THREADS,
         .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim, narrow(call)),
         .overlap = true,
+        .cluster = p->pairs ? 2 : 0,
         .stream = stream,
     };
     ATTN__TRY(make_maps(p, call));

@@ -17,7 +17,8 @@
  * up to 64 they are a warpgroup, whose products have 64 rows whatever of them is used (few_wide.cuh).
  *
  * Two blocks live on a multiprocessor, so that one computes while the other waits; with 256 dims one, which
- * has the time.
+ * has the time.  Parts of up to 64 rows are large: where every tile has the same number of blocks, an even one, two
+ * neighbours are a cluster and write one part, each half of its columns.
  *
  * MASK, NaN.  A masked score is replaced by -inf.  Where a tile of V has keys that not all rows see, elements
  * of theirs that are not finite become 0 before the product, and are added to the rows that see them after
@@ -44,7 +45,8 @@ enum {
     RING = Q_BYTES, /* where the ring begins, behind Q */
     GATHER = RING + STAGES * STAGE,
     BARRIERS = GATHER + FEW_GATHER(DIM, FEW_NARROW),
-    Q_BARRIERS = BARRIERS + STAGES * 16
+    Q_BARRIERS = BARRIERS + STAGES * 16,
+    PAIR_BARRIER = Q_BARRIERS + 16
 };
 
 #include "kernel/cuda/few_load.cuh"
@@ -70,8 +72,10 @@ FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
         finish_tile(&s, shared);
         if (c->at.first == 0 && c->last == c->at.tile.units) {
             write_rows(p, c, &s);
+        } else if (p->pairs) {
+            write_half(p, c, &s, shared);
         } else {
-            write_partial(p, c, &s);
+            write_part(p, c, &s, blockIdx.x * 2 + (c->at.first == 0), first_column(), OWN_COLUMNS);
         }
     } while (few_share_next(p, c));
 }
@@ -85,6 +89,10 @@ FEW void make_barriers(uint32_t shared)
     }
     ptx_barrier_init(shared + Q_BARRIERS, 32);
     ptx_barrier_init(shared + Q_BARRIERS + 8, WARPS);
+    if (!FEW_NARROW) {
+        ptx_barrier_init(shared + PAIR_BARRIER, 1);
+        ptx_barrier_expect(shared + PAIR_BARRIER, FEW_GATHER(DIM, FEW_NARROW));
+    }
     ptx_barrier_init_fence();
 }
 
@@ -99,7 +107,11 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
         ptx_prefetch_map(&p->k);
         ptx_prefetch_map(&p->v);
     }
-    __syncthreads();
+    if (FEW_NARROW) {
+        __syncthreads();
+    } else {
+        ptx_cluster_sync();
+    }
     few_share share;
     if (!few_fixed(p)) {
         ptx_grid_wait();

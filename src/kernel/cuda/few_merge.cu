@@ -34,6 +34,7 @@ typedef struct merge_tile {
 FEW merge_tile find_tile(const few_params *p, int number)
 {
     few_cut cut = few_cut_of(p);
+    cut.blocks /= p->pairs ? 2 : 1; /* a pair is as one block of twice the share */
     merge_tile t = {};
     unsigned from, units;
     if (p->by_tile) {
@@ -127,7 +128,7 @@ FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *
         uint32_t at = to + warp * w->bytes + piece;
 #pragma unroll 4
         for (unsigned part = begin + warp; part < begin + count; part += WARPS) {
-            ptx_copy_16(at, part == 0 ? from + half : from, 16);
+            ptx_copy_16(at, part == 0 && !p->pairs ? from + half : from, 16);
             from += 2 * WARPS * half;
             at += step;
         }

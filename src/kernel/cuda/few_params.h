@@ -22,18 +22,18 @@ enum {
 
 /*
  * Of a block for heads of up to `dim` dims and up to 16 rows (narrow) or 64: keys of a stage of its ring; its
- * bytes, a tile of K or V or, narrow, 64 dims of one; stages; rows of Q; bytes in which warps exchange sums;
- * bytes of shared memory: Q, the ring, two barriers for each; registers of a thread; blocks of a
- * multiprocessor: sums of 256 dims leave room for one.
+ * bytes, a tile of K or V or, narrow, 64 dims of one; stages; rows of Q; bytes in which warps or, wide,
+ * blocks exchange sums; bytes of shared memory: Q, the ring, two barriers for each, and one for the exchange;
+ * registers of a thread; blocks of a multiprocessor: sums of 256 dims leave room for one.
  */
 #define FEW_KEYS(dim, narrow)   ((dim) == 64 || (narrow) ? 64 : 32)
 #define FEW_STAGE(dim, narrow)  ((narrow) ? 64 * 64 * 2 : FEW_KEYS(dim, narrow) * (dim)*2)
 #define FEW_STAGES(dim, narrow) ((narrow) ? ((dim) == 256 ? 6 : 3) : (dim) == 256 ? 5 : 4)
 #define FEW_Q_ROWS(narrow)      ((narrow) ? 16 : FEW_ROWS)
-#define FEW_GATHER(dim, narrow) ((narrow) ? 4 * 32 * ((dim)*2 + 16) : 0)
+#define FEW_GATHER(dim, narrow) (128 * ((dim) * ((narrow) ? 2 : 1) + 16))
 #define FEW_REGISTERS(dim)      ((dim) == 256 ? 224 : 144)
 #define FEW_SHARED(dim, narrow)                                                                              \
-    (FEW_Q_ROWS(narrow) * (dim)*2 + 16 + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +           \
+    (FEW_Q_ROWS(narrow) * (dim)*2 + 32 + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +           \
      FEW_GATHER(dim, narrow))
 #define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
 
@@ -71,6 +71,7 @@ typedef struct few_params {
     int32_t early;       /* few_merge: blocks that start while few is at work */
     int32_t dtype_out;   /* attn_dtype */
     int32_t shifted, merge;
+    int32_t pairs;   /* blocks 2i and 2i + 1, a cluster, make one part of one tile */
     int32_t blocks;  /* of few, at most */
     int32_t by_tile; /* few_merge looks at each tile; else, where they are fewer, at each block's last */
 } few_params;

@@ -209,18 +209,17 @@ FEW void write_rows(const few_params *p, const few_share *c, few_state *s)
     }
 }
 
-/* A part of a tile, for few_merge.cu. */
-FEW void write_partial(const few_params *p, const few_share *c, few_state *s)
+/* These columns of a part of a tile, for few_merge.cu: a block, or a pair of them, has two places for parts. */
+FEW void write_part(const few_params *p, const few_share *c, few_state *s, unsigned place, int first, int columns)
 {
-    int lane = (int)(threadIdx.x % 32), first = first_column();
-    int64_t slot = (int64_t)blockIdx.x * 2 + (c->at.first == 0);
+    int lane = (int)(threadIdx.x % 32);
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = first_row() + lane / 4 + 8 * r;
         if (row < c->at.tile.rows) {
-            float *to = p->parts + (slot * p->rows + row) * FEW_PART_ROW(p->dim_v);
+            float *to = p->parts + ((int64_t)place * p->rows + row) * FEW_PART_ROW(p->dim_v);
 #pragma unroll
-            for (int i = 0; i < OWN_COLUMNS / 8; i++) {
+            for (int i = 0; i < columns / 8; i++) {
                 if (first + 8 * i < p->dim_v) {
                     *(float2 *)(to + first + 8 * i + 2 * (lane % 4)) = make_float2(s->o[4 * i + 2 * r], s->o[4 * i + 2 * r + 1]);
                 }
