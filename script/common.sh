@@ -34,12 +34,15 @@ cores()
     nproc 2>/dev/null || echo 2
 }
 
-# ninja where it is there, else make: both work
-generator()
+# configure PRESET [-D...] - by ninja where it is there, else by make: both work.  A folder that was configured before, by
+# hand perhaps, keeps what it has: CMake would refuse another.
+configure()
 {
+    preset=$1
+    shift
     if command -v ninja >/dev/null 2>&1; then
-        echo Ninja
+        CMAKE_GENERATOR=${CMAKE_GENERATOR:-Ninja} cmake --preset "$preset" "$@"
     else
-        echo "Unix Makefiles"
+        cmake --preset "$preset" "$@"
     fi
 }

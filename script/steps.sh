@@ -46,7 +46,7 @@ build()
 {
     preset=$1
     shift
-    step "configure $preset" cmake --preset "$preset" -G "$(generator)" "$@" &&
+    step "configure $preset" configure "$preset" "$@" &&
         step "build $preset" cmake --build --preset "$preset" --parallel "$(cores)"
 }
 
