@@ -37,7 +37,7 @@ import attn.torch
 DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PEERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 OURS = {"ours": None, "ours_fma": "fma"} # a part of the kernel's name; None: the library's choice
-FP32_ROW, GRID_ROW = ("ours", "ours_fma", "efficient"), ("ours", "cudnn", "flash")
+FP32_ROW, GRID_ROW = ("ours", "efficient", "ours_fma"), ("ours", "cudnn", "flash") # as the columns are
 COLUMNS = ("pass", "dtype", "mask", "batch", "heads", "kv_heads", "tokens", "dim", "ours", "cudnn", "flash",
            "efficient", "ours_fma", "ratio", "quartiles", "errors", "sm_mhz", "watts", "status")
 
@@ -389,7 +389,7 @@ def about(options, meter):
         "peers": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn // 10000}."
                  f"{cudnn // 100 % 100}.{cudnn % 100}, and FlashAttention-2 as PyTorch has it",
         "figures": "TFLOP/s (4*b*h*n^2*d, half if causal, backward 2.5 times) of the median round; ratio: "
-                   "ours to cuDNN, in fp32 to efficient; errors against fp64, one for each contestant",
+                   "ours to cuDNN, in fp32 to efficient; errors against fp64, in the order of the columns",
         "time": f"events around batches of about {options.batch_ms} ms, {options.repeat} rounds, "
                 "contestants in turn, launches ahead of the GPU"
     }
