@@ -70,8 +70,8 @@ bool kernel_sees(const kernel_case *c, int64_t row, int64_t position);
 /* The answer for what the arrays hold now. */
 void kernel_case_solve(kernel_case *c);
 attn__shape kernel_case_shape(const kernel_case *c);
-/* Runs all rows in the kernel's tiles, into poisoned outputs with a poisoned scratch; fails the test if
- * padding between rows was written. */
+/* Runs all rows in the kernel's tiles, into poisoned outputs with a scratch of NaN, or of numbers; fails the
+ * test if padding between rows was written. */
 void kernel_case_run(kernel_case *c, const attn__kernel *kernel);
 /* What a kernel may be wrong by. */
 check_bound kernel_case_bound(const kernel_case *c, const attn__kernel *kernel);
