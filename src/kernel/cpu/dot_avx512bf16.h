@@ -128,15 +128,22 @@ enum {
     FEW_P_PARTS = 1,
 };
 
-/* Up to 8 rows would leave half of the lanes empty: of 4 dims, a row's two pairs lie side by side there. */
+/* Of 4 dims, a row's two pairs side by side: the first 8 rows in one vector, up to 16 rows the others in the
+ * next. */
 static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
 {
-    const __m512i aside = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     const uint16_t *from = q;
-    for (int64_t d = 0; d < depth && rows <= FEW_STEP_ROWS; d += 2 * PAIR) {
+    for (int64_t d = 0; d < depth && rows <= VEC_LANES; d += 2 * PAIR) {
         const __m512i first = _mm512_loadu_si512(from), second = _mm512_loadu_si512(from + PAIR * PANEL);
-        _mm512_storeu_si512(q, _mm512_permutex2var_epi32(first, aside, second));
-        from += 2 * PAIR * PANEL, q += PAIR_LANES;
+        _mm512_storeu_si512(q, _mm512_permutex2var_epi32(first, low, second));
+        q += PAIR_LANES;
+        if (rows > FEW_STEP_ROWS) {
+            _mm512_storeu_si512(q, _mm512_permutex2var_epi32(first, high, second));
+            q += PAIR_LANES;
+        }
+        from += 2 * PAIR * PANEL;
     }
 }
 
@@ -166,10 +173,10 @@ VEC_INLINE __m512bh few_quad(const uint16_t *p)
     return (__m512bh)_mm512_set1_epi64(quad);
 }
 
-/* acc[i]: 16 / n keys by 16 n rows, or, `half`, 16 keys by two lanes for each of 8 rows */
-VEC_INLINE void few_qk_sums(const int n, const bool half, const few_qk *of, int64_t key, vec acc[FEW_SUMS])
+/* acc[i]: 16 / n keys by 16 n rows, or, `quads`, by two lanes for each of 8 n rows */
+VEC_INLINE void few_qk_sums(const int n, const bool quads, const few_qk *of, int64_t key, vec acc[FEW_SUMS])
 {
-    const int64_t dims = half ? 2 * PAIR : PAIR, q_row = half ? PAIR_LANES : PAIR * PANEL;
+    const int64_t dims = quads ? 2 * PAIR : PAIR, q_row = quads ? n * PAIR_LANES : PAIR * PANEL;
     const uint16_t *q = of->q;
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
@@ -187,56 +194,71 @@ VEC_INLINE void few_qk_sums(const int n, const bool half, const few_qk *of, int6
             FLASH_UNROLL
             for (int i = 0; i < FEW_SUMS; i++) {
                 const uint16_t *at = fourth[i / n / 4] + i / n % 4 * of->k_row + k;
-                acc[i] = _mm512_dpbf16_ps(acc[i], half ? few_quad(at) : dot_pair(at), pairs[i % n]);
+                acc[i] = _mm512_dpbf16_ps(acc[i], quads ? few_quad(at) : dot_pair(at), pairs[i % n]);
             }
         }
-        few_ask(of->ahead, half ? (of->lines + 1) / 2 : of->lines);
+        few_ask(of->ahead, quads ? (of->lines + 1) / 2 : of->lines);
     }
 }
 
-/* 16 / n keys by 16 n rows. */
-VEC_INLINE void few_qk_block(const int n, const few_qk *of, int64_t key)
+/* 8 keys by 32 rows. */
+VEC_INLINE void few_qk_rows(const few_qk *of, int64_t key)
 {
     float *s = of->s + key * PANEL;
     vec acc[FEW_SUMS];
-    few_qk_sums(n, false, of, key, acc);
+    few_qk_sums(2, false, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
-        vec_store(s + i / n * PANEL + i % n * VEC_LANES, acc[i]);
+        vec_store(s + i / 2 * PANEL + i % 2 * VEC_LANES, acc[i]);
     }
 }
 
-/* Lanes 2 r and 2 r + 1 of two keys added up: 8 rows of either, and zeros. */
-VEC_INLINE void few_put_halves(float *s, vec first, vec second)
+/* Lanes 2 r and 2 r + 1 added up: first's 8, then second's. */
+VEC_INLINE vec few_add_lanes(vec first, vec second)
 {
     const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
     const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-    const vec sum =
-        vec_add(_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second));
-    vec_store(s, _mm512_maskz_mov_ps(0xff, sum));
-    vec_store(s + PANEL, _mm512_maskz_shuffle_f32x4(0xff, sum, sum, 0xee));
+    return vec_add(_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second));
 }
 
-/* 16 keys by 8 rows. */
-VEC_INLINE void few_qk_half(const few_qk *of, int64_t key)
+/* 8 keys by 16 rows. */
+VEC_INLINE void few_qk_16(const few_qk *of, int64_t key)
+{
+    vec acc[FEW_SUMS];
+    few_qk_sums(2, true, of, key, acc);
+    FLASH_UNROLL
+    for (int i = 0; i < FEW_SUMS; i += 2) {
+        vec_store(of->s + (key + i / 2) * PANEL, few_add_lanes(acc[i], acc[i + 1]));
+    }
+}
+
+/* 16 keys by 8 rows, and zeros for 8 more. */
+VEC_INLINE void few_qk_8(const few_qk *of, int64_t key)
 {
     vec acc[FEW_SUMS];
     few_qk_sums(1, true, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i += 2) {
-        few_put_halves(of->s + (key + i) * PANEL, acc[i], acc[i + 1]);
+        const vec sum = few_add_lanes(acc[i], acc[i + 1]);
+        float *s = of->s + (key + i) * PANEL;
+        vec_store(s, _mm512_maskz_mov_ps(0xff, sum));
+        vec_store(s + PANEL, _mm512_maskz_shuffle_f32x4(0xff, sum, sum, 0xee));
     }
 }
 
 static void few_multiply_qk(const few_qk *of)
 {
-    for (int64_t key = 0; key < of->keys; key += FEW_SUMS / of->n) {
-        if (of->rows <= FEW_STEP_ROWS) {
-            few_qk_half(of, key);
-        } else if (of->n == 1) {
-            few_qk_block(1, of, key);
-        } else {
-            few_qk_block(2, of, key);
+    if (of->rows <= FEW_STEP_ROWS) {
+        for (int64_t key = 0; key < of->keys; key += FEW_SUMS) {
+            few_qk_8(of, key);
+        }
+    } else {
+        for (int64_t key = 0; key < of->keys; key += FEW_SUMS / 2) {
+            if (of->n == 1) {
+                few_qk_16(of, key);
+            } else {
+                few_qk_rows(of, key);
+            }
         }
     }
 }
