@@ -13,7 +13,8 @@
  *         max, P = exp2(S - max), sum             vertical, in place
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
- * The last panel is one vector wide if that is enough.  Memory fetches the next tile meanwhile (flash_ask).
+ * The last panel is one vector wide if that is enough, its dims in pairs if they are even (flash_shape in
+ * micro.inc.h).  Memory fetches the next tile meanwhile (flash_ask).
  * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
  * query sees pay for the mask.  Calls of a few queries go another way (flash_few.inc.h).
  *
@@ -39,6 +40,7 @@
  *     vec_load_as vec_load_part     a vector of any dtype, whole or its first lanes
  *     vec_sums vec_transpose        of VEC_LANES vectors: the sum of the lanes of each; rows become columns
  *     vec_greatest           the greatest lane
+ *     vec_set_pair vec_mix_low vec_mix_high vec_even vec_odd    pairs of lanes, if there is VEC_PAIRS
  */
 #include "kernel/cpu/micro.inc.h"
 
@@ -126,6 +128,12 @@ static void widen_rows(float *dst, const attn__rows *rows, int64_t dim, int64_t 
     }
 }
 
+/* Only the last panel may be narrow. */
+static flash_shape panel_shape(const attn__block *block, int64_t panel)
+{
+    return flash_shape_of(block->count - panel * PANEL, block->dim_qk, block->dim_v);
+}
+
 /* Q^T of all panels, times scale * log2(e) so that exp2 takes the scores as they are; unused lanes are 0. */
 static void pack_queries(const flash_state *state)
 {
@@ -136,6 +144,9 @@ static void pack_queries(const flash_state *state)
         widen_rows(state->k, &q, dim, lane, block->count);
         transpose_rows(state->qt + lane / PANEL * dim * PANEL + lane % PANEL, state->k, dim,
                        (float)((double)block->scale * LOG2_E));
+    }
+    if (panel_shape(block, state->panels - 1) == FLASH_PAIRED) {
+        pair_dims(state->qt + (state->panels - 1) * dim * PANEL, dim);
     }
 }
 
@@ -248,8 +259,9 @@ static void softmax_panel(const int n, float *s, int64_t count, float *max, floa
  * O^T takes in the keys from .. to, of which [whole_from, whole_to) are seen by every lane.  The others are
  * cut out and added under the mask if their values are not finite.
  */
-static void add_values(const flash_state *state, const int n, float *ot, float *fade, const flash_band *band,
-                       flash_tile *tile, int64_t from, int64_t to, int64_t whole_from, int64_t whole_to)
+static void add_values(const flash_state *state, const flash_shape shape, float *ot, float *fade,
+                       const flash_band *band, flash_tile *tile, int64_t from, int64_t to, int64_t whole_from,
+                       int64_t whole_to)
 {
     const int64_t dim = state->block->dim_v;
     int64_t start = from;
@@ -261,15 +273,22 @@ static void add_values(const flash_state *state, const int n, float *ot, float *
         if (j >= to || all_finite(v, dim)) {
             continue;
         }
-        value_panel(n, ot, fade, &tile->v, start, j, dim, state->p + (start - from) * PANEL);
-        value_masked(n, ot, band, tile->first + j, v, dim, state->p + (j - from) * PANEL);
+        value_panel(shape, ot, fade, &tile->v, start, j, dim, state->p + (start - from) * PANEL);
+        if (shape == FLASH_PAIRED) {
+            part_dims(ot, dim);
+        }
+        value_masked(shape == FLASH_TWO ? 2 : 1, ot, band, tile->first + j, v, dim,
+                     state->p + (j - from) * PANEL);
+        if (shape == FLASH_PAIRED) {
+            pair_dims(ot, dim);
+        }
         for (int i = 0; i < PANEL; i++) {
             fade[i] = 1.0f; /* has been applied */
         }
         start = j + 1;
     }
     if (start < to) {
-        value_panel(n, ot, fade, &tile->v, start, to, dim, state->p + (start - from) * PANEL);
+        value_panel(shape, ot, fade, &tile->v, start, to, dim, state->p + (start - from) * PANEL);
     }
 }
 
@@ -277,7 +296,8 @@ static void panel_step(const flash_state *state, int64_t panel, flash_tile *tile
 {
     const attn__block *block = state->block;
     const int64_t rows = attn__min(PANEL, block->count - panel * PANEL);
-    const int n = rows > VEC_LANES ? 2 : 1;
+    const flash_shape shape = panel_shape(block, panel);
+    const int n = shape == FLASH_TWO ? 2 : 1;
     const flash_band band = {block->first + panel * PANEL, block->lo, block->hi};
     const int64_t last = band.row + rows - 1;
 
@@ -292,12 +312,12 @@ static void panel_step(const flash_state *state, int64_t panel, flash_tile *tile
 
     float fade[PANEL];
     float *ot = state->ot + panel * block->dim_v * PANEL;
-    score_panel(n, state->p, PANEL, &tile->k, from, to, state->qt + panel * block->dim_qk * PANEL,
+    score_panel(shape, state->p, PANEL, &tile->k, from, to, state->qt + panel * block->dim_qk * PANEL,
                 block->dim_qk);
     mask_scores(n, state->p, &band, tile->first + from, whole_from - from);
     mask_scores(n, state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
     softmax_panel(n, state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);
-    add_values(state, n, ot, fade, &band, tile, from, to, whole_from, whole_to);
+    add_values(state, shape, ot, fade, &band, tile, from, to, whole_from, whole_to);
 }
 
 /* ---- begin, loop, end ---------------------------------------------------------------------------- */
@@ -352,6 +372,9 @@ static void write_lanes(float *o, int64_t o_stride, const float *ot, int64_t dim
 static void write_rows(const flash_state *state)
 {
     const attn__block *block = state->block;
+    if (panel_shape(block, state->panels - 1) == FLASH_PAIRED) {
+        part_dims(state->ot + (state->panels - 1) * block->dim_v * PANEL, block->dim_v);
+    }
     for (int64_t row = 0; row < block->count; row += VEC_LANES) {
         const int64_t count = attn__min(VEC_LANES, block->count - row);
         float factor[VEC_LANES];

@@ -9,9 +9,52 @@
  *
  * COST.  m = 6 (16 registers): 8 loads to 12 FMAs; m = 12 (32 registers): 14 to 24.  A core that does two
  * loads and two FMAs a cycle is bound by the FMAs from m = 2 on; m >= 4 also hides their latency of 4 cycles.
- * Panels of few queries are one vector wide: 2 m rows then, 13 loads to 12 FMAs or 25 to 24.
+ *
+ * Panels of few queries are one vector wide: 2 m rows then, 13 loads to 12 FMAs or 25 to 24, and loads are
+ * the limit.  So where dims are in whole pairs (FLASH_PAIRED) one broadcast of two dims serves two vectors:
+ * the first half of the queries, each in two lanes, even dim and odd dim, and the second half.  Then m is as
+ * above.
  */
 #include "kernel/cpu/flash_common.inc.h"
+
+#ifndef VEC_PAIRS
+/* What needs these is compiled and then left out. */
+enum { FLASH_PAIRS = false };
+VEC_INLINE vec vec_set_pair(const float *p)
+{
+    return vec_set(*p);
+}
+VEC_INLINE vec vec_mix_low(vec a, vec b)
+{
+    return vec_add(a, b);
+}
+VEC_INLINE vec vec_mix_high(vec a, vec b)
+{
+    return vec_add(a, b);
+}
+VEC_INLINE vec vec_even(vec a, vec b)
+{
+    return vec_add(a, b);
+}
+VEC_INLINE vec vec_odd(vec a, vec b)
+{
+    return vec_add(a, b);
+}
+#else
+enum { FLASH_PAIRS = true };
+#endif
+
+/* How the lanes of a panel are used: one vector of queries, two, or one with dims in pairs. */
+typedef enum flash_shape { FLASH_ONE = 1, FLASH_TWO, FLASH_PAIRED } flash_shape;
+
+/* Of `rows` queries. */
+static flash_shape flash_shape_of(int64_t rows, int64_t dim_qk, int64_t dim_v)
+{
+    if (rows > VEC_LANES) {
+        return FLASH_TWO;
+    }
+    return FLASH_PAIRS && dim_qk % 2 == 0 && dim_v % 2 == 0 ? FLASH_PAIRED : FLASH_ONE;
+}
 
 /* ---- rows, and what memory does meanwhile --------------------------------------------------------- */
 
@@ -53,10 +96,10 @@ VEC_INLINE void ask(flash_ask *next, int64_t elements)
 
 /* ---- micro-kernels ------------------------------------------------------------------------------- */
 
-/* Rows of a micro-kernel of n vectors, at most. */
-VEC_INLINE int flash_most(const int n)
+/* Rows of a micro-kernel, at most. */
+VEC_INLINE int flash_most(const flash_shape shape)
 {
-    return n == 1 ? 2 * VEC_ROWS : VEC_ROWS;
+    return shape == FLASH_ONE ? 2 * VEC_ROWS : VEC_ROWS;
 }
 
 /* Rows of the next micro-kernel when `left` remain: pieces of 4 and more keep the FMA units busy (8 chains),
@@ -72,10 +115,17 @@ VEC_INLINE int flash_step(const int most, int64_t left)
     return left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* s[m][n vectors] = k[m][dim] * qt[dim][n vectors], rows of s s_row apart */
-VEC_INLINE void score_rows(const int m, const int n, float *s, int64_t s_row, const float *k, int64_t k_token,
-                           const float *qt, int64_t dim, flash_ask *asked)
+/* One number for all lanes, or two for pairs of them. */
+VEC_INLINE vec flash_broadcast(const flash_shape shape, const float *p)
 {
+    return shape == FLASH_PAIRED ? vec_set_pair(p) : vec_set(*p);
+}
+
+/* s[m][lanes] = k[m][dim] * qt[dim][lanes], or qt[dim / 2][lanes in pairs]; rows of s s_row apart */
+VEC_INLINE void score_rows(const int m, const flash_shape shape, float *s, int64_t s_row, const float *k,
+                           int64_t k_token, const float *qt, int64_t dim, flash_ask *asked)
+{
+    const int dims = shape == FLASH_PAIRED ? 2 : 1;
     flash_ask next = *asked;
     vec acc[2 * VEC_ROWS][2];
     FLASH_UNROLL
@@ -91,73 +141,87 @@ VEC_INLINE void score_rows(const int m, const int n, float *s, int64_t s_row, co
     for (int64_t d = 0, end; d < dim;) {
         end = attn__min(d + ASK_STEPS, dim);
         ask(&next, m * (end - d));
-        for (; d < end; d++) {
-            vec q0 = vec_load(qt + d * PANEL);
-            vec q1 = n == 2 ? vec_load(qt + d * PANEL + VEC_LANES) : q0;
+        for (; d < end; d += dims, qt += PANEL) {
+            vec q0 = vec_load(qt);
+            vec q1 = shape == FLASH_ONE ? q0 : vec_load(qt + VEC_LANES);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
-                vec x = vec_set(fourth[i / 4][i % 4 * k_token]);
+                vec x = flash_broadcast(shape, &fourth[i / 4][i % 4 * k_token]);
                 acc[i][0] = vec_fma(x, q0, acc[i][0]);
-                acc[i][1] = n == 2 ? vec_fma(x, q1, acc[i][1]) : acc[i][1];
+                acc[i][1] = shape == FLASH_ONE ? acc[i][1] : vec_fma(x, q1, acc[i][1]);
             }
             FLASH_UNROLL
             for (int i = 0; i < (m + 3) / 4; i++) {
-                fourth[i]++;
+                fourth[i] += dims;
             }
         }
     }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        vec_store(s + i * s_row, acc[i][0]);
-        if (n == 2) {
+        const vec even = vec_even(acc[i][0], acc[i][1]), odd = vec_odd(acc[i][0], acc[i][1]);
+        vec_store(s + i * s_row, shape == FLASH_PAIRED ? vec_add(even, odd) : acc[i][0]);
+        if (shape == FLASH_TWO) {
             vec_store(s + i * s_row + VEC_LANES, acc[i][1]);
         }
     }
     *asked = next;
 }
 
-VEC_INLINE void score_lanes(const int n, float *s, int64_t s_row, flash_rows *rows, int64_t from, int64_t to,
-                            const float *qt, int64_t dim)
+VEC_INLINE void score_lanes(const flash_shape shape, float *s, int64_t s_row, flash_rows *rows, int64_t from,
+                            int64_t to, const float *qt, int64_t dim)
 {
-    const int most = flash_most(n);
+    const int most = flash_most(shape);
     const int64_t token = rows->token;
     const float *k = rows->at + from * token;
     int m;
     for (; from < to; from += m, s += m * s_row, k += m * token) {
         m = flash_step(most, to - from);
         if (m == most) {
-            score_rows(most, n, s, s_row, k, token, qt, dim, &rows->ask);
+            score_rows(most, shape, s, s_row, k, token, qt, dim, &rows->ask);
         } else if (most > 8 && m == 8) {
-            score_rows(most > 8 ? 8 : 1, n, s, s_row, k, token, qt, dim, &rows->ask);
+            score_rows(most > 8 ? 8 : 1, shape, s, s_row, k, token, qt, dim, &rows->ask);
         } else if (m == 4) {
-            score_rows(4, n, s, s_row, k, token, qt, dim, &rows->ask);
+            score_rows(4, shape, s, s_row, k, token, qt, dim, &rows->ask);
         } else if (m == 2) {
-            score_rows(2, n, s, s_row, k, token, qt, dim, &rows->ask);
+            score_rows(2, shape, s, s_row, k, token, qt, dim, &rows->ask);
         } else {
-            score_rows(1, n, s, s_row, k, token, qt, dim, &rows->ask);
+            score_rows(1, shape, s, s_row, k, token, qt, dim, &rows->ask);
         }
     }
 }
 
-/* S^T of the keys from .. to and one panel of n vectors */
-static void score_panel(const int n, float *s, int64_t s_row, flash_rows *rows, int64_t from, int64_t to,
-                        const float *qt, int64_t dim)
+/* S^T of the keys from .. to and one panel */
+static void score_panel(const flash_shape shape, float *s, int64_t s_row, flash_rows *rows, int64_t from,
+                        int64_t to, const float *qt, int64_t dim)
 {
-    if (n == 2) {
-        score_lanes(2, s, s_row, rows, from, to, qt, dim);
+    if (shape == FLASH_TWO) {
+        score_lanes(FLASH_TWO, s, s_row, rows, from, to, qt, dim);
+    } else if (shape == FLASH_ONE) {
+        score_lanes(FLASH_ONE, s, s_row, rows, from, to, qt, dim);
     } else {
-        score_lanes(1, s, s_row, rows, from, to, qt, dim);
+        score_lanes(FLASH_PAIRED, s, s_row, rows, from, to, qt, dim);
     }
 }
 
-/* ot[m][n vectors] = ot * fade + v[count][m]^T * p[count][n vectors].  The new keys are summed apart from the
- * old ones: blocks of a sum keep its rounding error small, and one FMA at the end is no dearer than a product
- * before. */
-VEC_INLINE void value_rows(const int m, const int n, float *ot, const float *fade, const float *v,
+/* The two vectors of lanes of weights, or of what else there is one of for a query, at p. */
+VEC_INLINE void flash_lanes(const flash_shape shape, const float *p, vec lanes[2])
+{
+    const vec first = vec_load(p);
+    lanes[0] = shape == FLASH_PAIRED ? vec_mix_low(first, first) : first;
+    lanes[1] = shape == FLASH_PAIRED ? vec_mix_high(first, first)
+               : shape == FLASH_TWO  ? vec_load(p + VEC_LANES)
+                                     : first;
+}
+
+/* ot[m][lanes] = ot * fade + v[count][m]^T * p[count][lanes], or m pairs of dims.  The new keys are summed
+ * apart from the old ones: blocks of a sum keep its rounding error small, and one FMA at the end is no dearer
+ * than a product before. */
+VEC_INLINE void value_rows(const int m, const flash_shape shape, float *ot, const float *fade, const float *v,
                            int64_t v_token, const float *p, int64_t count, flash_ask *asked)
 {
+    const int dims = shape == FLASH_PAIRED ? 2 : 1;
     flash_ask next = *asked;
-    vec acc[2 * VEC_ROWS][2];
+    vec acc[2 * VEC_ROWS][2], lanes[2];
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
         acc[i][0] = vec_set(0.0f);
@@ -165,61 +229,82 @@ VEC_INLINE void value_rows(const int m, const int n, float *ot, const float *fad
     }
     for (int64_t j = 0, end; j < count;) {
         end = attn__min(j + ASK_STEPS, count);
-        ask(&next, m * (end - j));
+        ask(&next, m * dims * (end - j));
         for (; j < end; j++) {
-            vec p0 = vec_load(p + j * PANEL);
-            vec p1 = n == 2 ? vec_load(p + j * PANEL + VEC_LANES) : p0;
+            flash_lanes(shape, p + j * PANEL, lanes);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
-                vec x = vec_set(v[i]);
-                acc[i][0] = vec_fma(x, p0, acc[i][0]);
-                acc[i][1] = n == 2 ? vec_fma(x, p1, acc[i][1]) : acc[i][1];
+                vec x = flash_broadcast(shape, v + dims * i);
+                acc[i][0] = vec_fma(x, lanes[0], acc[i][0]);
+                acc[i][1] = shape == FLASH_ONE ? acc[i][1] : vec_fma(x, lanes[1], acc[i][1]);
             }
             v += v_token;
         }
     }
+    flash_lanes(shape, fade, lanes);
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        FLASH_UNROLL
-        for (int c = 0; c < n; c++) {
-            float *at = ot + i * PANEL + c * VEC_LANES;
-            vec_store(at, vec_fma(vec_load(at), vec_load(fade + c * VEC_LANES), acc[i][c]));
+        float *at = ot + i * PANEL;
+        vec_store(at, vec_fma(vec_load(at), lanes[0], acc[i][0]));
+        if (shape != FLASH_ONE) {
+            vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), lanes[1], acc[i][1]));
         }
     }
     *asked = next;
 }
 
-VEC_INLINE void value_lanes(const int n, float *ot, const float *fade, flash_rows *rows, int64_t from,
-                            int64_t to, int64_t dim, const float *p)
+VEC_INLINE void value_lanes(const flash_shape shape, float *ot, const float *fade, flash_rows *rows,
+                            int64_t from, int64_t to, int64_t dim, const float *p)
 {
-    const int most = flash_most(n);
+    const int most = flash_most(shape), dims = shape == FLASH_PAIRED ? 2 : 1;
     const int64_t token = rows->token, count = to - from;
     const float *v = rows->at + from * token;
     int m;
-    for (int64_t d = 0; d < dim; d += m, ot += m * PANEL, v += m) {
-        m = flash_step(most, dim - d);
+    for (int64_t d = 0; d < dim; d += m * dims, ot += m * PANEL, v += m * dims) {
+        m = flash_step(most, (dim - d) / dims);
         if (m == most) {
-            value_rows(most, n, ot, fade, v, token, p, count, &rows->ask);
+            value_rows(most, shape, ot, fade, v, token, p, count, &rows->ask);
         } else if (most > 8 && m == 8) {
-            value_rows(most > 8 ? 8 : 1, n, ot, fade, v, token, p, count, &rows->ask);
+            value_rows(most > 8 ? 8 : 1, shape, ot, fade, v, token, p, count, &rows->ask);
         } else if (m == 4) {
-            value_rows(4, n, ot, fade, v, token, p, count, &rows->ask);
+            value_rows(4, shape, ot, fade, v, token, p, count, &rows->ask);
         } else if (m == 2) {
-            value_rows(2, n, ot, fade, v, token, p, count, &rows->ask);
+            value_rows(2, shape, ot, fade, v, token, p, count, &rows->ask);
         } else {
-            value_rows(1, n, ot, fade, v, token, p, count, &rows->ask);
+            value_rows(1, shape, ot, fade, v, token, p, count, &rows->ask);
         }
     }
 }
 
-/* O^T of one panel of n vectors takes in the values from .. to, of weights p */
-static void value_panel(const int n, float *ot, const float *fade, flash_rows *rows, int64_t from, int64_t to,
-                        int64_t dim, const float *p)
+/* O^T of one panel takes in the values from .. to, of weights p[count][PANEL] */
+static void value_panel(const flash_shape shape, float *ot, const float *fade, flash_rows *rows, int64_t from,
+                        int64_t to, int64_t dim, const float *p)
 {
-    if (n == 2) {
-        value_lanes(2, ot, fade, rows, from, to, dim, p);
+    if (shape == FLASH_TWO) {
+        value_lanes(FLASH_TWO, ot, fade, rows, from, to, dim, p);
+    } else if (shape == FLASH_ONE) {
+        value_lanes(FLASH_ONE, ot, fade, rows, from, to, dim, p);
     } else {
-        value_lanes(1, ot, fade, rows, from, to, dim, p);
+        value_lanes(FLASH_PAIRED, ot, fade, rows, from, to, dim, p);
+    }
+}
+
+/* x[dim][PANEL], of which VEC_LANES lanes are used, to x[dim / 2][lanes in pairs], and back. */
+static void pair_dims(float *x, int64_t dim)
+{
+    for (int64_t i = 0; i < dim / 2; i++) {
+        const vec even = vec_load(x + 2 * i * PANEL), odd = vec_load(x + (2 * i + 1) * PANEL);
+        vec_store(x + i * PANEL, vec_mix_low(even, odd));
+        vec_store(x + i * PANEL + VEC_LANES, vec_mix_high(even, odd));
+    }
+}
+
+static void part_dims(float *x, int64_t dim)
+{
+    for (int64_t i = dim / 2 - 1; i >= 0; i--) {
+        const vec low = vec_load(x + i * PANEL), high = vec_load(x + i * PANEL + VEC_LANES);
+        vec_store(x + 2 * i * PANEL, vec_even(low, high));
+        vec_store(x + (2 * i + 1) * PANEL, vec_odd(low, high));
     }
 }
 

@@ -20,6 +20,34 @@ VEC_INLINE vec vec_set(float x)
 {
     return _mm256_set1_ps(x);
 }
+/* As in vec_avx512.h. */
+#define VEC_PAIRS
+VEC_INLINE vec vec_set_pair(const float *p)
+{
+    double pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm256_castpd_ps(_mm256_set1_pd(pair));
+}
+VEC_INLINE vec vec_mix_low(vec a, vec b)
+{
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);
+}
+VEC_INLINE vec vec_mix_high(vec a, vec b)
+{
+    return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x31);
+}
+VEC_INLINE vec vec_fours(vec a) /* of a vector of pairs 0, 2, 1, 3 */
+{
+    return _mm256_castpd_ps(_mm256_permute4x64_pd(_mm256_castps_pd(a), 0xd8));
+}
+VEC_INLINE vec vec_even(vec a, vec b)
+{
+    return vec_fours(_mm256_shuffle_ps(a, b, 0x88));
+}
+VEC_INLINE vec vec_odd(vec a, vec b)
+{
+    return vec_fours(_mm256_shuffle_ps(a, b, 0xdd));
+}
 VEC_INLINE vec vec_load(const float *p)
 {
     return _mm256_loadu_ps(p);

@@ -7,6 +7,8 @@
 #ifndef ATTN_VEC_AVX512_H
 #define ATTN_VEC_AVX512_H
 
+#include <string.h>
+
 enum { VEC_LANES = 16, VEC_ROWS = 12 };
 
 typedef __m512 vec;
@@ -17,6 +19,36 @@ typedef __mmask16 vec_mask;
 VEC_INLINE vec vec_set(float x)
 {
     return _mm512_set1_ps(x);
+}
+/* Two numbers, over and over. */
+#define VEC_PAIRS
+VEC_INLINE vec vec_set_pair(const float *p)
+{
+    double pair;
+    memcpy(&pair, p, sizeof pair);
+    return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
+/* a0, b0, a1, b1, ..: the first half, and the second */
+VEC_INLINE vec vec_mix_low(vec a, vec b)
+{
+    const __m512i from = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    return _mm512_permutex2var_ps(a, from, b);
+}
+VEC_INLINE vec vec_mix_high(vec a, vec b)
+{
+    const __m512i from = _mm512_set_epi32(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8);
+    return _mm512_permutex2var_ps(a, from, b);
+}
+/* The even lanes of a, then of b; the odd ones. */
+VEC_INLINE vec vec_even(vec a, vec b)
+{
+    const __m512i from = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
+    return _mm512_permutex2var_ps(a, from, b);
+}
+VEC_INLINE vec vec_odd(vec a, vec b)
+{
+    const __m512i from = _mm512_set_epi32(31, 29, 27, 25, 23, 21, 19, 17, 15, 13, 11, 9, 7, 5, 3, 1);
+    return _mm512_permutex2var_ps(a, from, b);
 }
 VEC_INLINE vec vec_load(const float *p)
 {
