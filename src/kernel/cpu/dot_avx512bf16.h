@@ -132,15 +132,14 @@ enum {
  * next. */
 static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
 {
-    const __m512i low = _mm512_set_epi32(23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
-    const __m512i high = _mm512_add_epi32(low, _mm512_set1_epi32(8));
     const uint16_t *from = q;
     for (int64_t d = 0; d < depth && rows <= VEC_LANES; d += 2 * PAIR) {
-        const __m512i first = _mm512_loadu_si512(from), second = _mm512_loadu_si512(from + PAIR * PANEL);
-        _mm512_storeu_si512(q, _mm512_permutex2var_epi32(first, low, second));
+        const vec first = _mm512_castsi512_ps(_mm512_loadu_si512(from));
+        const vec second = _mm512_castsi512_ps(_mm512_loadu_si512(from + PAIR * PANEL));
+        _mm512_storeu_ps(q, vec_mix_low(first, second));
         q += PAIR_LANES;
         if (rows > FEW_STEP_ROWS) {
-            _mm512_storeu_si512(q, _mm512_permutex2var_epi32(first, high, second));
+            _mm512_storeu_ps(q, vec_mix_high(first, second));
             q += PAIR_LANES;
         }
         from += 2 * PAIR * PANEL;
@@ -216,9 +215,7 @@ VEC_INLINE void few_qk_rows(const few_qk *of, int64_t key)
 /* Lanes 2 r and 2 r + 1 added up: first's 8, then second's. */
 VEC_INLINE vec few_add_lanes(vec first, vec second)
 {
-    const __m512i even = _mm512_set_epi32(30, 28, 26, 24, 22, 20, 18, 16, 14, 12, 10, 8, 6, 4, 2, 0);
-    const __m512i odd = _mm512_or_si512(even, _mm512_set1_epi32(1));
-    return vec_add(_mm512_permutex2var_ps(first, even, second), _mm512_permutex2var_ps(first, odd, second));
+    return vec_add(vec_even(first, second), vec_odd(first, second));
 }
 
 /* 8 keys by 16 rows. */

@@ -277,8 +277,7 @@ static void add_values(const flash_state *state, const flash_shape shape, float 
         if (shape == FLASH_PAIRED) {
             part_dims(ot, dim);
         }
-        value_masked(shape == FLASH_TWO ? 2 : 1, ot, band, tile->first + j, v, dim,
-                     state->p + (j - from) * PANEL);
+        value_masked(flash_vectors(shape), ot, band, tile->first + j, v, dim, state->p + (j - from) * PANEL);
         if (shape == FLASH_PAIRED) {
             pair_dims(ot, dim);
         }
@@ -297,7 +296,7 @@ static void panel_step(const flash_state *state, int64_t panel, flash_tile *tile
     const attn__block *block = state->block;
     const int64_t rows = attn__min(PANEL, block->count - panel * PANEL);
     const flash_shape shape = panel_shape(block, panel);
-    const int n = shape == FLASH_TWO ? 2 : 1;
+    const int n = flash_vectors(shape);
     const flash_band band = {block->first + panel * PANEL, block->lo, block->hi};
     const int64_t last = band.row + rows - 1;
 

@@ -45,7 +45,7 @@ enum { FLASH_PAIRS = true };
 #endif
 
 /* How the lanes of a panel are used: one vector of queries, two, or one with dims in pairs. */
-typedef enum flash_shape { FLASH_ONE = 1, FLASH_TWO, FLASH_PAIRED } flash_shape;
+typedef enum flash_shape { FLASH_ONE, FLASH_TWO, FLASH_PAIRED } flash_shape;
 
 /* Of `rows` queries. */
 static flash_shape flash_shape_of(int64_t rows, int64_t dim_qk, int64_t dim_v)
@@ -54,6 +54,12 @@ static flash_shape flash_shape_of(int64_t rows, int64_t dim_qk, int64_t dim_v)
         return FLASH_TWO;
     }
     return FLASH_PAIRS && dim_qk % 2 == 0 && dim_v % 2 == 0 ? FLASH_PAIRED : FLASH_ONE;
+}
+
+/* Vectors of scores, maxima and sums. */
+static int flash_vectors(const flash_shape shape)
+{
+    return shape == FLASH_TWO ? 2 : 1;
 }
 
 /* ---- rows, and what memory does meanwhile --------------------------------------------------------- */
