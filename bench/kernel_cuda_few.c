@@ -2,12 +2,14 @@
 /*
  * kernel_cuda_few.c - the CUDA kernel for few queries against many keys: as fast as memory?
  *
- *     kernel_cuda_few [GB [NUMBER]]     a list of shapes, with K and V in GB gigabytes; or the shape NUMBER
+ *     kernel_cuda_few [GB [SHAPE ...]]     a list of shapes, with K and V in GB gigabytes; or these: numbers
+ *                                       of the list, or BATCH,KV_HEADS,GROUP,TOKENS,KEYS,DIM
  *
  * METHOD.  Device time by events around LAUNCHES launches in a row, the median of BATCHES such batches, over
  * as many different K and V as have room, so that none is found in a cache.  The rate is the bytes of K and V
  * over the time, beside that of two copies in the same run, which count bytes read and written: one of all
- * gigabytes, and one that moves as many bytes as the case, over different memory each time as well.
+ * gigabytes, and one that moves as many bytes as the case, over different memory each time as well.  More
+ * than 64 rows are also given to the kernel of full tiles, which is what runs where few-sm90 declines.
  */
 #include <string.h>
 
@@ -65,19 +67,20 @@ static double median(void (*enqueue)(void *state, int64_t number), void *state)
 
 typedef struct timed_state {
     attn__cuda_call call;
+    const attn__cuda_kernel *kernel;
     char *pool; /* K, then V, of one set after the other */
     int64_t bytes, sets;
     void *workspace;
 } timed_state;
 
-static void enqueue_few(void *data, int64_t number)
+static void enqueue_kernel(void *data, int64_t number)
 {
     timed_state *t = data;
     const attn__cuda_device *device;
     must(attn__cuda_open(&device, 0));
     t->call.k.data = t->pool + number % t->sets * t->bytes;
     t->call.v.data = (char *)t->call.k.data + t->bytes / 2;
-    must(kernel->forward(&t->call, device, t->workspace, NULL));
+    must(t->kernel->forward(&t->call, device, t->workspace, NULL));
 }
 
 static void enqueue_copy(void *data, int64_t number)
@@ -87,12 +90,28 @@ static void enqueue_copy(void *data, int64_t number)
     must(attn_cuda_copy(0, set, set + t->bytes / 2, (size_t)t->bytes / 2, NULL));
 }
 
+static double time_kernel(timed_state *t, const attn__cuda_kernel *chosen)
+{
+    const attn__cuda_device *device;
+    must(attn__cuda_open(&device, 0));
+    t->kernel = chosen;
+    t->workspace = device_memory(chosen->forward_workspace(&t->call, device));
+    double seconds = median(enqueue_kernel, t);
+    attn_cuda_free(0, t->workspace);
+    return seconds;
+}
+
+static void time_full(timed_state *t, double seconds, double flops)
+{
+    double full = time_kernel(t, &attn__cuda_flash_sm90);
+    printf("    %.0f TFLOP/s; full tiles %.1f us, %.0f TFLOP/s; %s\n", flops / seconds * 1e-12, full * 1e6,
+           flops / full * 1e-12, kernel->declines(&t->call, false) != NULL ? "declined" : "taken");
+}
+
 static void time_case(const timed_case *c, timed_state *t, int64_t room, double copy)
 {
     attn__cuda_call *a = &t->call;
-    const attn__cuda_device *device;
     int64_t heads = c->heads_kv * c->group;
-    must(attn__cuda_open(&device, 0));
     t->bytes = c->batch * c->heads_kv * c->tokens_kv * c->dim * 4;
     t->sets = room / t->bytes;
     if (t->sets == 0) {
@@ -118,18 +137,36 @@ static void time_case(const timed_case *c, timed_state *t, int64_t room, double 
     a->q.data = t->pool; /* any numbers do */
     a->o.data = device_memory(rows * (size_t)c->dim * 2);
     a->lse.data = device_memory(rows * 4);
-    t->workspace = device_memory(kernel->forward_workspace(a, device));
-    double seconds = median(enqueue_few, t), rate = (double)t->bytes / seconds, host = host_seconds;
+    double seconds = time_kernel(t, kernel), rate = (double)t->bytes / seconds, host = host_seconds;
     double same = median(enqueue_copy, t);
     printf("batch %3lld heads %3lld/%lld tokens %2lld/%6lld dim %3lld  %6.0f MB %8.1f us %5.2f TB/s %5.1f %% "
            "of copy, %5.1f %% of one of as many bytes (%.1f us), host %.1f us\n",
            (long long)c->batch, (long long)heads, (long long)c->heads_kv, (long long)c->tokens_q,
            (long long)c->tokens_kv, (long long)c->dim, (double)t->bytes * 1e-6, seconds * 1e6, rate * 1e-12,
            100.0 * rate / copy, 100.0 * same / seconds, same * 1e6, host * 1e6 / LAUNCHES);
+    if (c->group * c->tokens_q > 64) {
+        time_full(t, seconds, (double)t->bytes * (double)(c->group * c->tokens_q));
+    }
     fflush(stdout);
-    attn_cuda_free(0, t->workspace);
     attn_cuda_free(0, a->o.data);
     attn_cuda_free(0, a->lse.data);
+}
+
+/* Shape `number` of the list, or that of the text; false if there is none. */
+static bool shape_of(timed_case *c, const char *text)
+{
+    long long v[6];
+    int count = sscanf(text, "%lld,%lld,%lld,%lld,%lld,%lld", v, v + 1, v + 2, v + 3, v + 4, v + 5);
+    if (count == 6) {
+        *c = (timed_case){v[0], v[1], v[2], v[3], v[4], v[5]};
+        return true;
+    }
+    if (count != 1 || v[0] < 0 || v[0] >= (long long)(sizeof timed / sizeof *timed)) {
+        fprintf(stderr, "no shape: %s\n", text);
+        return false;
+    }
+    *c = timed[v[0]];
+    return true;
 }
 
 int main(int argc, char **argv)
@@ -150,10 +187,12 @@ int main(int argc, char **argv)
     t.sets = 1;
     double copy = (double)t.bytes / median(enqueue_copy, &t);
     printf("copy: %.2f TB/s\n", copy * 1e-12);
-    for (size_t i = 0; i < sizeof timed / sizeof *timed; i++) {
-        if (argc <= 2 || (size_t)atoi(argv[2]) == i) {
-            time_case(&timed[i], &t, room, copy);
-        }
+    timed_case given;
+    for (int i = 2; i < argc && shape_of(&given, argv[i]); i++) {
+        time_case(&given, &t, room, copy);
+    }
+    for (size_t i = 0; argc <= 2 && i < sizeof timed / sizeof *timed; i++) {
+        time_case(&timed[i], &t, room, copy);
     }
     attn_cuda_free(0, t.pool);
     free(block);

@@ -154,13 +154,13 @@ static void make_case(check_case *c, int64_t number)
     uint64_t seed = (uint64_t)number * 7919 + 1;
     attn__cuda_call *a = &c->call;
     *c = (check_case){.number = number};
-    int64_t group = ONE_OF(&seed, 1, 1, 2, 4, 8, 5);
+    int64_t group = ONE_OF(&seed, 1, 1, 2, 4, 8, 5, 16);
     a->dtype = between(&seed, 0, 1) ? ATTN_BF16 : ATTN_F16;
     a->dtype_out = between(&seed, 0, 1) ? ATTN_F32 : a->dtype;
     a->heads_kv = between(&seed, 1, 4);
     a->heads_q = a->heads_kv * group;
     a->batch = ONE_OF(&seed, 1, 1, 2, 3, 7, 40);
-    a->tokens_q = ONE_OF(&seed, 1, 1, 1, 2, 3, 8, 16, 33);
+    a->tokens_q = ONE_OF(&seed, 1, 1, 1, 2, 3, 8, 16, 33, 64);
     a->tokens_kv = between(&seed, 0, 3) ? between(&seed, 1, 700) : between(&seed, 1, 9000 / a->batch + 100);
     a->dim_qk = a->dim_v = ONE_OF(&seed, 64, 128, 256, 64, 128, 256, 8, 40, 72, 192);
     if (between(&seed, 0, 7) == 0) {
@@ -170,9 +170,15 @@ static void make_case(check_case *c, int64_t number)
     a->sms = (int)ONE_OF(&seed, 0, 0, 0, 16, 1);
     a->merge = a->dtype_out == ATTN_F32 && between(&seed, 0, 3) == 0;
     choose_band(a, &seed);
+    bool regular = between(&seed, 0, 4) == 0; /* such as are cut into pairs of blocks */
+    if (regular) {
+        a->batch = 1;
+        a->sms = 0;
+        a->tokens_kv = ONE_OF(&seed, 2048, 4096, 8192, 16384);
+    }
     a->total_q = a->batch * a->tokens_q;
     a->total_kv = a->batch * a->tokens_kv;
-    if (between(&seed, 0, 2) == 0) {
+    if (!regular && between(&seed, 0, 2) == 0) {
         void *q, *kv;
         c->cu_q = lengths(a->batch, a->tokens_q, &seed, &q);
         c->cu_kv = lengths(a->batch, a->tokens_kv, &seed, &kv);
@@ -339,7 +345,7 @@ static void run_case(check_case *c, void *workspace, size_t size)
 static int64_t compare_case(const check_case *c)
 {
     const attn__cuda_call *a = &c->call;
-    int64_t rows = a->batch * a->heads_q * a->tokens_q, step = attn__max(rows / SAMPLE, 1), bad = 0;
+    int64_t rows = a->batch * a->heads_q * a->tokens_q, step = rows / SAMPLE | 1, bad = 0;
 #pragma omp parallel for schedule(dynamic) reduction(+ : bad)
     for (int64_t i = 0; i < rows; i += step) {
         int64_t token = i % a->tokens_q, head = i / a->tokens_q % a->heads_q,
@@ -349,6 +355,23 @@ static int64_t compare_case(const check_case *c)
         }
     }
     return bad;
+}
+
+/* Is the workspace enough for calls with fewer tokens, as engines make them? */
+static bool fits_fewer(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    const size_t size = kernel->forward_workspace(call, device);
+    attn__cuda_call fewer = *call;
+    for (fewer.tokens_q = call->tokens_q; fewer.tokens_q > 0; fewer.tokens_q--) {
+        for (fewer.tokens_kv = call->tokens_kv; fewer.tokens_kv > 0; fewer.tokens_kv /= 2) {
+            if (kernel->forward_workspace(&fewer, device) > size) {
+                printf("  %lld tokens, %lld keys need more workspace\n", (long long)fewer.tokens_q,
+                       (long long)fewer.tokens_kv);
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 static bool check(int64_t number)
@@ -367,7 +390,7 @@ static bool check(int64_t number)
     size_t size = kernel->forward_workspace(a, device);
     void *workspace = device_memory(size), *again = malloc(c.o.bytes);
     run_case(&c, workspace, size);
-    int64_t bad = compare_case(&c);
+    int64_t bad = compare_case(&c) + !fits_fewer(a, device);
     memcpy(again, c.o.host, c.o.bytes);
     run_case(&c, workspace, size);
     bool same = memcmp(again, c.o.host, c.o.bytes) == 0;

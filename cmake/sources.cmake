@@ -65,18 +65,24 @@ set(ATTN_CUBINS
     src/kernel/cuda/bf16x3_forward_256.cu
     src/kernel/cuda/bf16x3_forward_64.cu
     src/kernel/cuda/bf16x3_parts.cu
+    src/kernel/cuda/few128_bf16_128.cu
+    src/kernel/cuda/few128_bf16_256.cu
+    src/kernel/cuda/few128_bf16_64.cu
+    src/kernel/cuda/few128_f16_128.cu
+    src/kernel/cuda/few128_f16_256.cu
+    src/kernel/cuda/few128_f16_64.cu
     src/kernel/cuda/few16_bf16_128.cu
     src/kernel/cuda/few16_bf16_256.cu
     src/kernel/cuda/few16_bf16_64.cu
     src/kernel/cuda/few16_f16_128.cu
     src/kernel/cuda/few16_f16_256.cu
     src/kernel/cuda/few16_f16_64.cu
-    src/kernel/cuda/few_bf16_128.cu
-    src/kernel/cuda/few_bf16_256.cu
-    src/kernel/cuda/few_bf16_64.cu
-    src/kernel/cuda/few_f16_128.cu
-    src/kernel/cuda/few_f16_256.cu
-    src/kernel/cuda/few_f16_64.cu
+    src/kernel/cuda/few64_bf16_128.cu
+    src/kernel/cuda/few64_bf16_256.cu
+    src/kernel/cuda/few64_bf16_64.cu
+    src/kernel/cuda/few64_f16_128.cu
+    src/kernel/cuda/few64_f16_256.cu
+    src/kernel/cuda/few64_f16_64.cu
     src/kernel/cuda/few_merge.cu
     src/kernel/cuda/flash_backward_bf16_128.cu
     src/kernel/cuda/flash_backward_bf16_256.cu

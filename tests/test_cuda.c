@@ -161,6 +161,27 @@ static void test_rows_without_keys_and_scales(void **state)
     cuda_conclude();
 }
 
+/* As caches are read: rows that fill tiles of every height, and more than one; keys that several blocks
+ * share, as pairs and alone, tiles of equal length and of others. */
+static void test_few_queries(void **state)
+{
+    (void)state;
+    static const int64_t length[][2] = {{16, 4096}, {16, 8192}, {33, 5000}, {64, 4096}, {128, 2100}};
+    static const int64_t head[][2] = {{8, 2}, {16, 2}, {10, 2}, {8, 1}, {3, 3}};
+    for (int i = 0; i < 5 && !cuda.small; i++) {
+        for (int mask = ATTN_MASK_FULL; mask <= ATTN_MASK_WINDOW; mask++) {
+            for (int dtype = ATTN_F16; dtype <= ATTN_BF16; dtype++) {
+                attn_problem p =
+                    problem_of(length[i], head[i], dims[(i + mask + dtype) % 3], (attn_dtype)dtype);
+                set_mask(&p, mask, i);
+                p.batch = 1;
+                try_case((cuda_case){.problem = p, .layout = i % CUDA_LAYOUTS, .seed = (uint64_t)(300 + i)});
+            }
+        }
+    }
+    cuda_conclude();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -168,6 +189,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_dims),
         cmocka_unit_test(test_inputs_that_provoke),
         cmocka_unit_test(test_rows_without_keys_and_scales),
+        cmocka_unit_test(test_few_queries),
     };
     return cuda_main(argc, argv, "cuda", tests, sizeof tests / sizeof tests[0]);
 }

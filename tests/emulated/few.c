@@ -101,10 +101,12 @@ static void enqueue(const attn__cuda_call *call, void *workspace)
     assert_int_equal(attn__cuda_few_sm90.forward(call, &device, workspace, NULL), ATTN_OK);
 }
 
-/* The blocks that have work, of tiles of `units` units in all: few_cut_of() of few_share.cuh. */
+/* The blocks that have work, of tiles of `units` units in all: few_cut_of() of few_share.cuh.  Where each
+ * tile is cut by itself, all have. */
 static int64_t working(int64_t units)
 {
-    return attn__min(enqueued.params.blocks, attn__max(units / FEW_LEAST, 1));
+    return enqueued.params.each > 0 ? enqueued.params.blocks
+                                    : attn__min(enqueued.params.blocks, attn__max(units / FEW_LEAST, 1));
 }
 
 static size_t written(int64_t units)
@@ -141,6 +143,19 @@ static void workspace_for_every_call(void **state)
     }
 }
 
+/* Keys that some query of a tile sees. */
+static int64_t keys_of_tile(const attn_problem *p, int64_t index)
+{
+    const few_params *e = &enqueued.params;
+    const int64_t shift = p->tokens_kv - p->tokens_q, group = p->heads_q / p->heads_kv;
+    const int64_t last = attn__min((index + 1) * e->height, p->tokens_q * group) - 1;
+    int64_t seen = 0;
+    for (int64_t key = 0; key < p->tokens_kv; key++) {
+        seen += key <= last / group + shift + e->right && key >= index * e->height / group + shift - e->left;
+    }
+    return seen;
+}
+
 /* Without a merge every block's share is whole tiles. */
 static void merged_where_cut(void **state)
 {
@@ -153,13 +168,14 @@ static void merged_where_cut(void **state)
         const attn__cuda_call call = call_of(&p);
         enqueue(&call, workspace);
         const few_params *e = &enqueued.params;
-        const int64_t shift = p.tokens_kv - p.tokens_q;
-        int64_t seen = 0; /* keys, by some query */
-        for (int64_t key = 0; key < p.tokens_kv; key++) {
-            seen += key <= p.tokens_q - 1 + shift + e->right && key >= shift - e->left;
-        }
-        const int64_t units = attn__ceil_div(seen, FEW_UNIT), all = units * p.batch * p.heads_kv;
+        const int64_t units = attn__ceil_div(keys_of_tile(&p, 0), FEW_UNIT),
+                      all = units * p.batch * p.heads_kv;
         if (enqueued.kernels == 2 || all == 0) {
+            continue;
+        }
+        if (e->each > 0) {
+            assert_int_equal(e->each, 1);
+            whole++;
             continue;
         }
         assert_int_equal(e->tiles, 1);
@@ -169,6 +185,34 @@ static void merged_where_cut(void **state)
         whole++;
     }
     assert_true(whole > 100);
+}
+
+/* Where each tile is cut by itself, no block is without work, and pairs share one tile. */
+static void tiles_cut_alike(void **state)
+{
+    static _Alignas(16) char workspace[16];
+    uint64_t seed = 3;
+    int alone = 0, several = 0, pairs = 0;
+    (void)state;
+    for (int i = 0; i < 3000; i++) {
+        attn_problem p = random_problem(&seed);
+        p.batch = check_between(&seed, 1, 3);
+        const attn__cuda_call call = call_of(&p);
+        enqueue(&call, workspace);
+        const few_params *e = &enqueued.params;
+        const int64_t tiles = p.batch * p.heads_kv * e->tiles;
+        assert_true(!e->pairs || (e->each >= 4 && e->each % 2 == 0 && e->height > 16));
+        if (e->each == 0) {
+            continue;
+        }
+        assert_int_equal(e->blocks, e->each * tiles);
+        assert_true(e->blocks <= FEW_BLOCKS(p.dim_qk, e->height) * device.sms);
+        for (int64_t tile = 0; tile < e->tiles; tile++) {
+            assert_true(keys_of_tile(&p, tile) > (e->each * FEW_LEAST - 1) * FEW_UNIT);
+        }
+        alone += e->tiles == 1, several += e->tiles > 1, pairs += e->pairs;
+    }
+    assert_true(alone > 100 && several > 100 && pairs > 100);
 }
 
 /* Where a number of blocks near the most lets all shares end with a stage of the ring, it is taken; else the
@@ -203,6 +247,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workspace_for_every_call),
         cmocka_unit_test(merged_where_cut),
+        cmocka_unit_test(tiles_cut_alike),
         cmocka_unit_test(shares_of_whole_stages),
     };
     return cmocka_run_group_tests(tests, install, NULL);

@@ -3,6 +3,7 @@
  * few.c - the row few-sm90: few query rows against many keys, bf16 and fp16; launches few.cuh, then
  * few_merge.cu, unless every block has whole tiles.
  */
+#include <float.h>
 #include <math.h>
 #include <string.h>
 
@@ -23,9 +24,21 @@ static int64_t clamp(int64_t x)
     return attn__max(attn__min(x, far_away), -far_away);
 }
 
+/* Query rows of a kv head. */
+static int64_t head_rows(const attn__cuda_call *call)
+{
+    return call->tokens_q * (call->heads_q / call->heads_kv);
+}
+
+/* Rows that a tile has room for: the kernel that is taken. */
+static unsigned height(const attn__cuda_call *call)
+{
+    return head_rows(call) <= 16 ? 16 : head_rows(call) <= 64 ? 64 : 128;
+}
+
 static int64_t tiles(const attn__cuda_call *call)
 {
-    return attn__ceil_div(call->tokens_q * (call->heads_q / call->heads_kv), FEW_ROWS);
+    return attn__ceil_div(head_rows(call), height(call));
 }
 
 static int64_t all_tiles(const attn__cuda_call *call)
@@ -35,7 +48,7 @@ static int64_t all_tiles(const attn__cuda_call *call)
 
 static int64_t tile_rows(const attn__cuda_call *call)
 {
-    return attn__min(call->tokens_q * (call->heads_q / call->heads_kv), FEW_ROWS);
+    return attn__min(head_rows(call), height(call));
 }
 
 static bool limited(const attn__cuda_call *call, const attn__cuda_device *device)
@@ -50,12 +63,6 @@ static unsigned padded_dim(const attn__cuda_call *call)
     return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
 
-/* Is the kernel for 16 rows enough? */
-static bool narrow(const attn__cuda_call *call)
-{
-    return tile_rows(call) <= FEW_Q_ROWS(1);
-}
-
 /* As many as run at once, but no more than the longest sequences that may come have work for.  The workspace
  * is for these: a plan's call may come with fewer tokens, or with sequences of unequal length. */
 static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device *device)
@@ -63,32 +70,28 @@ static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device 
     int64_t units = call->cu_kv != NULL ? call->total_kv / FEW_UNIT + call->batch
                                         : attn__ceil_div(call->tokens_kv, FEW_UNIT) * call->batch;
     int64_t useful = units * tiles(call) * call->heads_kv / FEW_LEAST;
-    int64_t most = limited(call, device) ? call->sms : FEW_BLOCKS(padded_dim(call)) * (int64_t)device->sms;
+    int64_t most =
+        limited(call, device) ? call->sms : FEW_BLOCKS(padded_dim(call), height(call)) * (int64_t)device->sms;
     return attn__max(attn__min(useful, most), 1);
 }
 
-/* Have all tiles the same keys in number, so that it is known here where shares end? */
-static bool alike(const attn__cuda_call *call)
+/* Units of a tile of sequences of one length; as few_tile_of() has it. */
+static int64_t tile_units(const attn__cuda_call *call, int64_t index)
 {
-    return call->cu_q == NULL && call->cu_kv == NULL && tiles(call) == 1;
-}
-
-/* Units of a tile, of those that are alike. */
-static int64_t tile_units(const attn__cuda_call *call)
-{
-    int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
-    int64_t lo = attn__max(shift - clamp(call->left), 0);
-    int64_t hi = attn__min(call->tokens_q + shift + clamp(call->right), call->tokens_kv);
+    const int64_t group = call->heads_q / call->heads_kv, first = index * height(call);
+    const int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
+    const int64_t bottom = (attn__min(first + height(call), head_rows(call)) - 1) / group;
+    const int64_t lo = attn__max(first / group + shift - clamp(call->left), 0);
+    const int64_t hi = attn__min(bottom + shift + clamp(call->right) + 1, call->tokens_kv);
     return attn__ceil_div(attn__max(hi - lo, 0), FEW_UNIT);
 }
 
-/* Blocks of a tile, about `most`, but so that their shares are whole stages of the ring, if there is such a
- * number: the rest of a stage costs as much as all of it. */
-static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t most)
+/* Blocks of a tile of `units`, about `most`, but so that their shares are whole stages of the ring, if there
+ * is such a number: the rest of a stage costs as much as all of it. */
+static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t units, int64_t most)
 {
-    const int64_t units = alike(call) ? tile_units(call) : 0;
-    const int64_t stage = FEW_KEYS(padded_dim(call), narrow(call)) / FEW_UNIT;
-    for (int64_t count = most; units > 0 && 16 * count >= 15 * most; count--) {
+    const int64_t stage = FEW_KEYS(padded_dim(call), height(call)) / FEW_UNIT;
+    for (int64_t count = most; 16 * count >= 15 * most; count--) {
         if (units % (count * stage) == 0) {
             return count;
         }
@@ -96,17 +99,39 @@ static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t most)
     return most;
 }
 
+/* Blocks of each tile, if tiles are about of one length, and share all blocks nearly without a rest, or have
+ * no work for as many; else 0.  A share that ends just beyond a tile is what all others wait for. */
+static int64_t blocks_each(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    const int64_t most = most_blocks(call, device), count = all_tiles(call);
+    int64_t least_units = INT64_MAX, most_units = 0;
+    if (call->cu_q != NULL || call->cu_kv != NULL || count == 0 || count > most) {
+        return 0;
+    }
+    for (int64_t i = 0; i < tiles(call); i++) {
+        least_units = attn__min(least_units, tile_units(call, i));
+        most_units = attn__max(most_units, tile_units(call, i));
+    }
+    if (least_units < FEW_LEAST || 16 * least_units < 15 * most_units) {
+        return 0;
+    }
+    const int64_t useful = least_units / FEW_LEAST, room = attn__min(most / count, useful);
+    const int64_t each = blocks_of_tile(call, most_units, room);
+    return room == useful || 16 * each * count >= 15 * most ? each : 0;
+}
+
 /* About as many, but so that blocks have whole tiles or tiles whole blocks, if they are all of one length: a
- * share that ends just beyond a tile is what all others wait for, and a whole tile needs no merge. */
+ * whole tile needs no merge. */
 static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    int64_t most = most_blocks(call, device), count = all_tiles(call);
-    if (call->cu_q != NULL || call->cu_kv != NULL || count == 0) {
+    const int64_t most = most_blocks(call, device), count = all_tiles(call), each = blocks_each(call, device);
+    if (each > 0) {
+        return each * count;
+    }
+    if (call->cu_q != NULL || call->cu_kv != NULL || count <= most) {
         return most;
     }
-    int64_t each = attn__ceil_div(count, most); /* tiles of a block, if it is not less than one */
-    int64_t fitting =
-        count <= most ? blocks_of_tile(call, most / count) * count : attn__ceil_div(count, each);
+    const int64_t fitting = attn__ceil_div(count, attn__ceil_div(count, most));
     return 16 * fitting >= 15 * most ? fitting : most;
 }
 
@@ -140,7 +165,7 @@ static const char *rejects_layout(const attn__cuda_call *call)
     }
     int64_t units = attn__ceil_div(call->tokens_kv, FEW_UNIT) * tiles(call) * call->heads_kv;
     if (tokens_q >= INT32_MAX || tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
-        return "takes fewer than 2^31 tokens, and 2^35 over all heads and tiles of 64 rows";
+        return "takes fewer than 2^31 tokens, and 2^35 over all heads and tiles of 128 rows";
     }
     return NULL;
 }
@@ -156,7 +181,7 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
     if (call->dim_qk > 256 || call->dim_v > 256 || call->dim_qk % 8 != 0 || call->dim_v % 8 != 0) {
         return "takes head dimensions that are multiples of 8, up to 256";
     }
-    if (call->tokens_q * (call->heads_q / call->heads_kv) > INT32_MAX / 2) {
+    if (head_rows(call) > INT32_MAX / 2) {
         return "takes fewer query rows a kv head";
     }
     if (call->merge && call->lse.data == NULL) {
@@ -167,9 +192,9 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
 }
 
 /*
- * Up to 16 tokens it reads K and V at the speed of memory, which nothing beats.  Beyond, a tile of 64 rows
- * costs about 7/4 of a tile of 128 rows in a kernel of full tiles, which has one for each 128 tokens of a
- * head, but whose blocks each go over all keys: it is slower where they fill the GPU badly.
+ * Up to 16 tokens it reads K and V at the speed of memory, which nothing beats.  Beyond, a tile costs up to
+ * 7/4 of one of 128 rows in a kernel of full tiles, which has one for each 128 tokens of a head, but whose
+ * blocks each go over all keys: it is slower where they fill the GPU badly.
  */
 static const char *declines(const attn__cuda_call *call, bool backward)
 {
@@ -186,10 +211,22 @@ static const char *declines(const attn__cuda_call *call, bool backward)
 
 /* ---- workspace ---- */
 
+/* Rows of all parts. */
+static int64_t part_rows(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    return most_blocks(call, device) * 2 * tile_rows(call);
+}
+
+/* For fewer tokens, too: up to 64 rows have twice the blocks. */
 static size_t workspace_size(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    size_t rows = (size_t)(most_blocks(call, device) * 2 * tile_rows(call));
-    return rows * (size_t)FEW_PART_ROW(call->dim_v) * sizeof(float);
+    attn__cuda_call fewer = *call;
+    fewer.tokens_q = 64 * call->heads_kv / call->heads_q;
+    int64_t rows = part_rows(call, device);
+    if (height(call) == 128 && fewer.tokens_q > 0) {
+        rows = attn__max(rows, part_rows(&fewer, device));
+    }
+    return (size_t)(rows * FEW_PART_ROW(call->dim_v)) * sizeof(float);
 }
 
 /* ---- launch ---- */
@@ -225,27 +262,23 @@ static few_tensor tensor(const attn__cuda_tensor *t)
     return (few_tensor){t->data, t->batch, t->head, t->token};
 }
 
-/* Does each block have whole tiles, so that there is nothing to merge?  The cut is that of few_share.cuh, of
- * tiles that are all alike. */
+/* Does each block have whole tiles, so that there is nothing to merge?  Known of one tile a sequence, all of
+ * them of one length; the cut is then that of few_share.cuh. */
 static bool whole(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    if (!alike(call)) {
-        return false;
+    if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) > 1) {
+        return blocks_each(call, device) == 1;
     }
-    int64_t units = tile_units(call) * all_tiles(call);
+    int64_t units = tile_units(call, 0) * all_tiles(call);
     int64_t count = attn__min(blocks(call, device), attn__max(units / FEW_LEAST, 1));
     return all_tiles(call) % count == 0;
 }
 
-/* Do blocks add their sums two by two, each pair all of it in one tile, which has several of them? */
+/* Do blocks add their sums two by two? */
 static bool pairs(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    if (narrow(call) || !alike(call)) {
-        return false;
-    }
-    int64_t count = blocks(call, device), each = count / all_tiles(call);
-    bool all_work = tile_units(call) * all_tiles(call) / FEW_LEAST >= count;
-    return all_work && each * all_tiles(call) == count && each % 2 == 0 && each >= 4;
+    const int64_t each = blocks_each(call, device);
+    return height(call) > 16 && FEW_GATHER(padded_dim(call), height(call)) > 0 && each % 2 == 0 && each >= 4;
 }
 
 /* Tiles that few_merge looks at, or blocks whose last tile it looks at. */
@@ -294,7 +327,7 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->right = clamp(call->right);
     p->shift = clamp(call->shift);
     p->parts = workspace;
-    p->scale = (float)(call->scale * 1.4426950408889634); /* log2 e */
+    p->scale = fmaxf((float)(fabs((double)call->scale) * 1.4426950408889634), FLT_MIN); /* log2 e */
     p->batch = (int32_t)call->batch;
     p->heads_kv = (int32_t)call->heads_kv;
     p->group = (int32_t)(call->heads_q / call->heads_kv);
@@ -302,23 +335,26 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->tokens_kv = (int32_t)call->tokens_kv;
     p->dim_qk = (int32_t)call->dim_qk;
     p->dim_v = (int32_t)call->dim_v;
+    p->height = (int32_t)height(call);
     p->tiles = (int32_t)tiles(call);
     p->rows = (int32_t)tile_rows(call);
     p->merge_rows = (int32_t)merge_rows(call, device);
     p->row_blocks = (int32_t)row_blocks(call, device);
     p->merge_parts = (int32_t)merge_parts(call, device);
-    p->early = device->sms;
+    p->early = FEW_MERGE_FITS(padded_dim(call), height(call)) ? device->sms : 0;
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
+    p->negate = call->scale < 0;
     p->pairs = pairs(call, device);
     p->blocks = (int32_t)blocks(call, device);
+    p->each = (int32_t)blocks_each(call, device);
     p->by_tile = all_tiles(call) <= p->blocks;
 }
 
 static attn_status make_maps(few_params *p, const attn__cuda_call *call)
 {
-    const unsigned keys = FEW_KEYS(padded_dim(call), narrow(call));
+    const unsigned keys = FEW_KEYS(padded_dim(call), height(call));
     ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, keys));
     ATTN__TRY(make_map(&p->v, call, &call->v, call->dim_v, keys));
     ATTN__TRY(make_map(&p->k_unit, call, &call->k, call->dim_qk, FEW_UNIT));
@@ -328,22 +364,24 @@ static attn_status make_maps(few_params *p, const attn__cuda_call *call)
 static attn_status launch_few(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
                               void *stream)
 {
-    static const char *const images[2][2][3] = {
-        {{"few_f16_64", "few_f16_128", "few_f16_256"}, {"few_bf16_64", "few_bf16_128", "few_bf16_256"}},
-        {{"few16_f16_64", "few16_f16_128", "few16_f16_256"},
-         {"few16_bf16_64", "few16_bf16_128", "few16_bf16_256"}}};
-    unsigned dim = padded_dim(call);
+    static const char *const images[3][2][3] = {{{"few16_f16_64", "few16_f16_128", "few16_f16_256"},
+                                                 {"few16_bf16_64", "few16_bf16_128", "few16_bf16_256"}},
+                                                {{"few64_f16_64", "few64_f16_128", "few64_f16_256"},
+                                                 {"few64_bf16_64", "few64_bf16_128", "few64_bf16_256"}},
+                                                {{"few128_f16_64", "few128_f16_128", "few128_f16_256"},
+                                                 {"few128_bf16_64", "few128_bf16_128", "few128_bf16_256"}}};
+    const unsigned dim = padded_dim(call), rows = height(call);
     attn__cuda_launch launch = {
         .grid = {(unsigned)blocks(call, device), 1, 1},
-        .block = FEW_THREADS,
-        .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim, narrow(call)),
+        .block = FEW_THREADS(rows),
+        .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim, rows),
         .overlap = true,
         .cluster = p->pairs ? 2 : 0,
         .stream = stream,
     };
     ATTN__TRY(make_maps(p, call));
     ATTN__TRY(attn__cuda_function(&launch.function, device,
-                                  images[narrow(call)][call->dtype == ATTN_BF16][dim / 128], "few",
+                                  images[rows / 64][call->dtype == ATTN_BF16][dim / 128], "few",
                                   launch.shared));
     ATTN__CUDA_TRY(
         attn__cuda.function_set(launch.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));

@@ -6,19 +6,22 @@
  * METHOD.  The query heads of a kv head and their tokens are the rows of one tile, so that K and V are read
  * once for all of them; the keys are shared by all blocks (few_share.cuh; the idea of Flash-Decoding, Dao et
  * al. 2023, with the even cut of Stream-K, Osama et al., arXiv 2301.03598), and few_merge.cu merges what they
- * found.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one that
- * fetches the rows of Q of the next tile, and four that compute:
+ * found.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one or two that
+ * fetch the rows of Q of the next tile, and four or eight that compute:
  *
  *     S = Q K^T
  *     P = exp2(S * scale - max), sum     in registers, fp32
  *     O += P V             P in registers, rounded to the dtype of the inputs
  *
- * Up to 16 rows each warp has all of them and a fourth of the keys, and multiplies by itself (few_narrow.cuh);
- * up to 64 they are a warpgroup, whose products have 64 rows whatever of them is used (few_wide.cuh).
+ * A tile has room for FEW_HEIGHT rows.  Up to 16 each warp has all of them and a fourth of the keys, and multiplies by
+ * itself (few_narrow.cuh).  64 rows are a warpgroup, whose products have as many whatever of them is used
+ * (few_wide.cuh), 128 are two, which read each stage of the ring together, so that 128 rows cost memory no more than
+ * one.
  *
- * Two blocks live on a multiprocessor, so that one computes while the other waits; with 256 dims one, which
- * has the time.  Parts of up to 64 rows are large: where every tile has the same number of blocks, an even one, two
- * neighbours are a cluster and write one part, each half of its columns.
+ * Two blocks live on a multiprocessor, so that one computes while the other waits; of 256 dims, which has
+ * the time, or 128 rows, whose warpgroups do so, one.  Parts of 64 and 128 rows are large: where every tile has the same
+ * number of blocks, an even one, two neighbours are a cluster and write one part, each half of its columns
+ * (few_pair.cuh).
  *
  * MASK, NaN.  A masked score is replaced by -inf.  Where a tile of V has keys that not all rows see, elements
  * of theirs that are not finite become 0 before the product, and are added to the rows that see them after
@@ -30,39 +33,82 @@
 
 enum {
     DIM = FEW_DIM,
-    KEYS = FEW_KEYS(DIM, FEW_NARROW),
-    STAGE = FEW_STAGE(DIM, FEW_NARROW), /* bytes */
+    NARROW = FEW_HEIGHT == 16,
+    KEYS = FEW_KEYS(DIM, FEW_HEIGHT),
+    STAGE = FEW_STAGE(DIM, FEW_HEIGHT), /* bytes */
     WIDTH = STAGE / KEYS / 2,           /* dims of a stage, 64 or all: 128 bytes of all its keys, then the next 64 */
-    STAGES = FEW_STAGES(DIM, FEW_NARROW),
-    COMPUTING = 128, /* threads */
+    STAGES = FEW_STAGES(DIM, FEW_HEIGHT),
+    COMPUTING = FEW_COMPUTING(FEW_HEIGHT), /* threads */
     WARPS = COMPUTING / 32,
-    OWN_COLUMNS = FEW_NARROW ? DIM / WARPS : DIM, /* of a tile, that a warp ends up with */
-    OWN_KEYS = FEW_NARROW ? KEYS / WARPS : KEYS,   /* of a stage, that a warp works on */
-    FELLOWS = FEW_NARROW ? 32 : COMPUTING,         /* threads that work on the same keys */
-    SCORES = FEW_NARROW ? OWN_KEYS / 2 : KEYS / 2, /* of a thread: of 16 rows in 32 threads */
-    Q_ROWS = FEW_Q_ROWS(FEW_NARROW),
+    OWN_COLUMNS = NARROW ? DIM / WARPS : DIM, /* of a tile, that a warp ends up with */
+    OWN_KEYS = NARROW ? KEYS / WARPS : KEYS,   /* of a stage, that a warp works on */
+    FELLOWS = NARROW ? 32 : COMPUTING,         /* threads that work on the same keys */
+    SCORES = NARROW ? OWN_KEYS / 2 : KEYS / 2, /* of a thread: of 16 rows in 32 threads */
+    Q_ROWS = FEW_HEIGHT,
+    Q_WARP_ROWS = Q_ROWS < 64 ? Q_ROWS : 64, /* of Q, that a warp fetches */
+    Q_WARPS = Q_ROWS / Q_WARP_ROWS,
     Q_BYTES = Q_ROWS * DIM * 2,
     RING = Q_BYTES, /* where the ring begins, behind Q */
     GATHER = RING + STAGES * STAGE,
-    BARRIERS = GATHER + FEW_GATHER(DIM, FEW_NARROW),
+    BARRIERS = GATHER + FEW_GATHER(DIM, FEW_HEIGHT),
     Q_BARRIERS = BARRIERS + STAGES * 16,
-    PAIR_BARRIER = Q_BARRIERS + 16
+    PAIR_BARRIER = Q_BARRIERS + 16,
+    KEPT = PAIR_BARRIER + 16
 };
+
+/* Of three warpgroups two compute, with registers of the third. */
+#if FEW_HEIGHT == 128 && FEW_DIM == 64
+#define MORE_REGISTERS PTX_REGISTERS_MORE(192)
+#define LESS_REGISTERS PTX_REGISTERS_LESS(48)
+#elif FEW_HEIGHT == 128
+#define MORE_REGISTERS PTX_REGISTERS_MORE(224)
+#define LESS_REGISTERS PTX_REGISTERS_LESS(56)
+#else
+#define MORE_REGISTERS (void)0
+#define LESS_REGISTERS (void)0
+#endif
 
 #include "kernel/cuda/few_load.cuh"
 #include "kernel/cuda/few_rows.cuh"
-#if FEW_NARROW
+#if FEW_HEIGHT == 16
 #include "kernel/cuda/few_narrow.cuh"
 #else
 #include "kernel/cuda/wgmma.cuh"
+#include "kernel/cuda/few_products.cuh"
 #include "kernel/cuda/few_wide.cuh"
+#include "kernel/cuda/few_pair.cuh"
 #endif
+
+/* Two warpgroups are short of registers: a warp keeps its share in shared memory. */
+FEW few_share *keep_share(few_share *c, unsigned char *shared)
+{
+    few_share *kept = c;
+    if (FEW_HEIGHT == 128) {
+        static_assert(sizeof *c <= FEW_KEPT_SHARE, "a share has no room");
+        kept = (few_share *)(shared + KEPT + threadIdx.x / 32 * FEW_KEPT_SHARE);
+        *kept = *c;
+        __syncwarp();
+    }
+    return kept;
+}
+
+/* few_share_next() of what lanes may have in common. */
+FEW bool next_share(const few_params *p, few_share *c)
+{
+    few_share next = *c;
+    __syncwarp();
+    bool more = few_share_next(p, &next);
+    *c = next;
+    __syncwarp();
+    return more;
+}
 
 /* It does not wait for the kernel before: that the first Q is there says that it has ended. */
 FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
 {
     few_turn turn = {0, 0};
     uint32_t parity = 0; /* of Q */
+    c = keep_share(c, shared);
     do {
         few_state s;
         begin_tile(p, c, &s);
@@ -77,7 +123,7 @@ FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
         } else {
             write_part(p, c, &s, blockIdx.x * 2 + (c->at.first == 0), first_column(), OWN_COLUMNS);
         }
-    } while (few_share_next(p, c));
+    } while (next_share(p, c));
 }
 
 FEW void make_barriers(uint32_t shared)
@@ -87,16 +133,16 @@ FEW void make_barriers(uint32_t shared)
         ptx_barrier_init(ring_barrier(shared, t), 1);
         ptx_barrier_init(ring_barrier(shared, t) + 8, WARPS);
     }
-    ptx_barrier_init(shared + Q_BARRIERS, 32);
+    ptx_barrier_init(shared + Q_BARRIERS, Q_WARPS * 32);
     ptx_barrier_init(shared + Q_BARRIERS + 8, WARPS);
-    if (!FEW_NARROW) {
+    if (!NARROW) {
         ptx_barrier_init(shared + PAIR_BARRIER, 1);
-        ptx_barrier_expect(shared + PAIR_BARRIER, FEW_GATHER(DIM, FEW_NARROW));
+        ptx_barrier_expect(shared + PAIR_BARRIER, FEW_GATHER(DIM, FEW_HEIGHT));
     }
     ptx_barrier_init_fence();
 }
 
-extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
+extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM, FEW_HEIGHT))
     few(const __grid_constant__ few_params params)
 {
     extern __shared__ __align__(1024) unsigned char shared[];
@@ -107,7 +153,7 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
         ptx_prefetch_map(&p->k);
         ptx_prefetch_map(&p->v);
     }
-    if (FEW_NARROW) {
+    if (NARROW) {
         __syncthreads();
     } else {
         ptx_cluster_sync();
@@ -118,20 +164,26 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM))
     }
     bool mine = few_share_first(p, &share);
     if (warp < 0) {
+        MORE_REGISTERS;
         if (mine) {
             compute_share(p, &share, shared);
         }
-    } else if (warp == 0) {
+        return;
+    }
+    LESS_REGISTERS;
+    if (warp == 0) {
         ptx_grid_wait();
         ptx_grid_go();
         if (mine && threadIdx.x % 32 == 0) {
             load_share(p, &share, ptx_shared(shared));
         }
-    } else {
+    } else if (warp <= Q_WARPS) {
         if (mine) {
             load_share_q(p, &share, ptx_shared(shared));
         }
         ptx_grid_wait();
-        write_empty(p);
+        if (warp == 1) {
+            write_empty(p);
+        }
     }
 }

@@ -4,7 +4,7 @@
  */
 #define TYPE         "bf16"
 #define FEW_DIM      64
-#define FEW_NARROW   1
+#define FEW_HEIGHT   16
 #define FEW_PACK     ptx_pack_bf16
 #define FEW_EXPONENT 0x7f80u
 #define FEW_WIDEN    ptx_unpack_bf16

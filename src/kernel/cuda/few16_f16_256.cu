@@ -4,7 +4,7 @@
  */
 #define TYPE         "f16"
 #define FEW_DIM      256
-#define FEW_NARROW   1
+#define FEW_HEIGHT   16
 #define FEW_PACK     ptx_pack_f16
 #define FEW_EXPONENT 0x7c00u
 #define FEW_WIDEN    ptx_unpack_f16

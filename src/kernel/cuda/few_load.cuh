@@ -61,7 +61,7 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
 FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
 {
     few_turn turn = {0, 0};
-    uint64_t policy = ptx_evict_first();
+    uint64_t policy = p->tiles > 1 ? ptx_evict_normal() : ptx_evict_first(); /* other tiles read the same keys */
     do {
         int end = share_end(c);
         for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
@@ -76,39 +76,46 @@ FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
     } while (few_share_next(p, c));
 }
 
-/* ---- the warp that loads Q ---- */
+/* ---- the warps that load Q ---- */
 
 FEW const uint16_t *q_row(const few_params *p, const few_share *c, int row)
 {
-    int in_head = c->at.index * FEW_ROWS + row, token = in_head / p->group;
+    int in_head = c->at.index * p->height + row, token = in_head / p->group;
     int64_t head = (int64_t)c->at.head * p->group + in_head - token * p->group;
     return (const uint16_t *)p->q.data + few_offset(&p->q, &c->at.sequence, c->at.b, head, token);
 }
 
-/* Where this lane's rows of the tile begin, `lane` and 32 further; the last of those that are not there. */
+/* The first row of Q that this warp fetches. */
+FEW int q_first()
+{
+    return ((int)(threadIdx.x / 32) - WARPS - 1) * Q_WARP_ROWS;
+}
+
+/* Where this lane's rows of the tile begin, and 32 further; the last of those that are not there. */
 typedef struct few_q_rows {
     const uint16_t *first, *second;
 } few_q_rows;
 
 FEW few_q_rows q_rows_of(const few_params *p, const few_share *c)
 {
-    int lane = (int)(threadIdx.x % 32), last = c->at.tile.rows - 1;
-    few_q_rows rows = {q_row(p, c, min(lane, last)), q_row(p, c, min(lane + 32, last))};
+    int row = q_first() + (int)(threadIdx.x % 32), last = c->at.tile.rows - 1;
+    few_q_rows rows = {q_row(p, c, min(row, last)), q_row(p, c, min(row + 32, last))};
     return rows;
 }
 
-/* The tile's rows of Q, swizzled; zeros where a warp that computes has rows that are not used. */
+/* The warp's rows of Q of the tile, swizzled; zeros where a warp that computes has rows that are not used. */
 FEW void load_q(const few_params *p, const few_share *c, const few_q_rows *q, uint32_t to)
 {
     enum { PIECES = DIM / 8, STEP = 32 / PIECES }; /* of 16 bytes, of a row; rows that the warp fetches at once */
-    int lane = (int)(threadIdx.x % 32), piece = lane % PIECES, used = (c->at.tile.rows + 15) / 16 * 16;
+    int lane = (int)(threadIdx.x % 32), piece = lane % PIECES, first = q_first();
+    int used = min((c->at.tile.rows + 15) / 16 * 16 - first, (int)Q_WARP_ROWS);
     int rows = piece * 8 < p->dim_qk ? c->at.tile.rows : 0;
     to += piece / 8 * (Q_ROWS * 128);
 #pragma unroll 4
     for (int i = 0; i < used; i += STEP) {
-        int row = i + lane / PIECES;
+        int row = i + lane / PIECES, at = first + row;
         uint64_t from = __shfl_sync(~0u, (uint64_t)(i < 32 ? q->first : q->second), row % 32);
-        ptx_copy_16(to + row * 128 + ((piece ^ row) & 7) * 16, (const uint16_t *)from + piece * 8, row < rows ? 16 : 0);
+        ptx_copy_16(to + at * 128 + ((piece ^ row) & 7) * 16, (const uint16_t *)from + piece * 8, at < rows ? 16 : 0);
     }
     ptx_copy_wait_all();
     ptx_fence_async();

@@ -14,7 +14,7 @@
  */
 #include "kernel/cuda/few_share.cuh"
 
-enum { THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32 };
+enum { THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32, MOST_ROWS = THREADS / 2 /* of 8 dims */ };
 
 /* What the parts so far have come to: a row's maximum, in powers of 2, its sum of weights, and by what its columns fade
  * before the parts of this round are added. */
@@ -33,9 +33,19 @@ typedef struct merge_tile {
 /* The tile of this number, or the one that block `number` begins and does not end. */
 FEW merge_tile find_tile(const few_params *p, int number)
 {
-    few_cut cut = few_cut_of(p);
-    cut.blocks /= p->pairs ? 2 : 1; /* a pair is as one block of twice the share */
     merge_tile t = {};
+    if (p->each > 0) {
+        few_place at = few_tile_number(p, number);
+        t.sequence = at.sequence;
+        t.b = at.b;
+        t.head = at.head;
+        t.index = at.index;
+        t.rows = at.tile.rows;
+        t.parts = (unsigned)p->each / (p->pairs ? 2 : 1);
+        t.first = (unsigned)number * t.parts;
+        return t;
+    }
+    few_cut cut = few_cut_of(p);
     unsigned from, units;
     if (p->by_tile) {
         int head = number / p->tiles;
@@ -67,7 +77,7 @@ FEW merge_tile find_tile(const few_params *p, int number)
         units = from < few_first_of(&cut, (unsigned)number) ? 0 : units;
     }
     if (units > 0) {
-        t.rows = min(t.sequence.n_q * p->group - t.index * FEW_ROWS, (int)FEW_ROWS);
+        t.rows = min(t.sequence.n_q * p->group - t.index * p->height, p->height);
         t.first = few_block_of(&cut, from);
         t.parts = few_block_of(&cut, from + units - 1) - t.first + 1;
     }
@@ -201,7 +211,7 @@ FEW void add_members(const merge_work *w, float4 *o, const merge_place *at)
 FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *w, const merge_place *at, int parts,
                     bool really, unsigned char *shared)
 {
-    __shared__ merge_row rows[FEW_ROWS];
+    __shared__ merge_row rows[MOST_ROWS];
     int row = FEW_PART_ROW(p->dim_v), stride = (int)w->bytes / 4, skip = at->number * row + at->member * stride;
     float *from = (float *)shared;
     float4 o = {0.0f, 0.0f, 0.0f, 0.0f};

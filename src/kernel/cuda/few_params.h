@@ -8,10 +8,10 @@
 #include <stdint.h>
 
 enum {
-    FEW_ROWS = 64,              /* of a tile: what one product of a warpgroup has */
-    FEW_UNIT = 16,              /* keys: what a block's share is counted in */
-    FEW_LEAST = 8,              /* units that are worth a block */
-    FEW_THREADS = 192,          /* a warpgroup that computes, a warp that loads K and V, one that loads Q */
+    FEW_UNIT = 16, /* keys: what a block's share is counted in */
+    FEW_KEPT_SHARE =
+        128,       /* bytes: where registers are short, a warp that computes keeps its few_share here */
+    FEW_LEAST = 8, /* units that are worth a block */
     FEW_MERGE_THREADS = 128,    /* of few_merge: it shares a multiprocessor with the blocks of few */
     FEW_MERGE_SHARED = 72 << 10 /* bytes, at most */
 };
@@ -21,21 +21,33 @@ enum {
 #define FEW_PART_ROW(dim_v) ((dim_v) + 8)
 
 /*
- * Of a block for heads of up to `dim` dims and up to 16 rows (narrow) or 64: keys of a stage of its ring; its
- * bytes, a tile of K or V or, narrow, 64 dims of one; stages; rows of Q; bytes in which warps or, wide,
- * blocks exchange sums; bytes of shared memory: Q, the ring, two barriers for each, and one for the exchange;
- * registers of a thread; blocks of a multiprocessor: sums of 256 dims leave room for one.
+ * A block of few.cuh for heads of up to `dim` dims, 64, 128 or 256, and tiles of `height` rows, 16, 64 or
+ * 128.
  */
-#define FEW_KEYS(dim, narrow)   ((dim) == 64 || (narrow) ? 64 : 32)
-#define FEW_STAGE(dim, narrow)  ((narrow) ? 64 * 64 * 2 : FEW_KEYS(dim, narrow) * (dim)*2)
-#define FEW_STAGES(dim, narrow) ((narrow) ? ((dim) == 256 ? 6 : 3) : (dim) == 256 ? 5 : 4)
-#define FEW_Q_ROWS(narrow)      ((narrow) ? 16 : FEW_ROWS)
-#define FEW_GATHER(dim, narrow) (128 * ((dim) * ((narrow) ? 2 : 1) + 16))
-#define FEW_REGISTERS(dim)      ((dim) == 256 ? 224 : 144)
-#define FEW_SHARED(dim, narrow)                                                                              \
-    (FEW_Q_ROWS(narrow) * (dim)*2 + 32 + FEW_STAGES(dim, narrow) * (FEW_STAGE(dim, narrow) + 16) +           \
-     FEW_GATHER(dim, narrow))
-#define FEW_BLOCKS(dim) ((dim) == 256 ? 1 : 2)
+/* threads that compute, one warpgroup or two; all, with a warp that loads K and V and one or two that load Q
+ */
+#define FEW_COMPUTING(height) ((height) == 128 ? 256 : 128)
+#define FEW_THREADS(height)   ((height) == 128 ? 384 : 192)
+/* the ring: keys of a stage; bytes, of a tile of K or V or, of 16 rows, 64 dims of one; stages */
+#define FEW_KEYS(dim, height)                                                                                \
+    ((height) == 128 ? ((dim) == 256 ? 64 : 128) : (dim) == 64 || (height) == 16 ? 64 : 32)
+#define FEW_STAGE(dim, height) ((height) == 16 ? 64 * 64 * 2 : FEW_KEYS(dim, height) * (dim)*2)
+#define FEW_STAGES(dim, height)                                                                              \
+    ((height) == 16 ? ((dim) == 256 ? 6 : 3) : (height) == 128 ? ((dim) == 64 ? 6 : 4) : (dim) == 256 ? 5 : 4)
+/* bytes in which warps (16 rows) or blocks exchange sums, 0 where there is no room; in which warps keep their
+ * shares */
+#define FEW_GATHER(dim, height)                                                                              \
+    ((height) == 128 && (dim) == 256 ? 0 : FEW_COMPUTING(height) * ((dim) * ((height) == 16 ? 2 : 1) + 16))
+#define FEW_KEPT(height) ((height) == 128 ? 8 * FEW_KEPT_SHARE : 0)
+/* bytes of shared memory: Q, the ring, two barriers for each, one for the exchange, and those above */
+#define FEW_SHARED(dim, height)                                                                              \
+    ((height) * (dim)*2 + 32 + FEW_STAGES(dim, height) * (FEW_STAGE(dim, height) + 16) +                     \
+     FEW_GATHER(dim, height) + FEW_KEPT(height))
+/* registers of a thread at the start; is there room for few_merge beside; blocks of a multiprocessor: sums of
+ * 256 dims or 128 rows leave room for one */
+#define FEW_REGISTERS(dim, height)  ((dim) == 64 ? 144 : (height) == 128 ? 168 : (dim) == 256 ? 224 : 144)
+#define FEW_MERGE_FITS(dim, height) ((height) != 128 || (dim) == 64)
+#define FEW_BLOCKS(dim, height)     ((dim) == 256 || (height) == 128 ? 1 : 2)
 
 /* A CUtensorMap. */
 typedef struct few_map {
@@ -49,7 +61,7 @@ typedef struct few_tensor {
 } few_tensor;
 
 /*
- * A tile is up to FEW_ROWS rows of one kv head: row r of a sequence is query r / group of query head r %
+ * A tile is up to `height` rows of one kv head: row r of a sequence is query r / group of query head r %
  * group of that kv head's group.  Tiles are counted by batch, kv head and rows, in this order.
  */
 typedef struct few_params {
@@ -59,10 +71,11 @@ typedef struct few_params {
     const int64_t *cu_q, *cu_kv;
     int64_t left, right, shift; /* the band; left and right at most 2^40 */
     float *parts;               /* [block][2][rows][FEW_PART_ROW(dim_v)] */
-    float scale;                /* times log2 e */
+    float scale; /* times log2 e; not negative, and not 0, by which a masked score, -inf, would become NaN */
     int32_t batch, heads_kv, group;
     int32_t tokens_q, tokens_kv;
     int32_t dim_qk, dim_v;
+    int32_t height;      /* of a tile: rows that there is room for */
     int32_t tiles;       /* of one kv head, at most */
     int32_t rows;        /* of a tile, at most */
     int32_t merge_rows;  /* few_merge: of a block */
@@ -71,8 +84,10 @@ typedef struct few_params {
     int32_t early;       /* few_merge: blocks that start while few is at work */
     int32_t dtype_out;   /* attn_dtype */
     int32_t shifted, merge;
+    int32_t negate;  /* the scale was negative: scores change their sign */
     int32_t pairs;   /* blocks 2i and 2i + 1, a cluster, make one part of one tile */
     int32_t blocks;  /* of few, at most */
+    int32_t each;    /* of few, for each tile, if they are cut alike; else 0 */
     int32_t by_tile; /* few_merge looks at each tile; else, where they are fewer, at each block's last */
 } few_params;
 

@@ -13,7 +13,7 @@ typedef struct few_state {
 /* Of this warp's rows. */
 FEW int first_row()
 {
-    return FEW_NARROW ? 0 : (int)(threadIdx.x / 32) * 16;
+    return NARROW ? 0 : (int)(threadIdx.x / 32) * 16;
 }
 
 FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
@@ -27,7 +27,7 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
 #pragma unroll
     for (int r = 0; r < 2; r++) {
         int row = min(first_row() + lane / 4 + 8 * r, c->at.tile.rows - 1);
-        int token = (c->at.index * FEW_ROWS + row) / p->group;
+        int token = (c->at.index * p->height + row) / p->group;
         s->lo[r] = few_lo(p, &c->at.sequence, token);
         s->hi[r] = min(few_hi(p, &c->at.sequence, token), s->end);
         s->most[r] = -INFINITY;
@@ -47,13 +47,22 @@ FEW void mask(const few_state *s, float *scores, int key)
     }
 }
 
-/* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
-FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool masked, float scale)
+/* What the sums so far are to be multiplied by. */
+typedef struct few_fade {
+    float of[2];
+} few_fade;
+
+/* Scores of the keys from `key` on become weights; maxima and sums of weights follow, o does not yet. */
+FEW few_fade weigh(const few_params *p, few_state *s, float *scores, int key, bool masked)
 {
-    float most[2] = {s->most[0], s->most[1]}, sum[2] = {0.0f, 0.0f}, used[2];
+    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, used[2];
+    few_fade fade;
+    if (p->negate) {
+        PTX_FORGET(); /* a branch, and not instructions that mostly do nothing */
 #pragma unroll
-    for (int i = 0; i < SCORES; i++) {
-        scores[i] *= scale;
+        for (int i = 0; i < SCORES; i++) {
+            scores[i] = -scores[i];
+        }
     }
     if (masked) {
         mask(s, scores, key);
@@ -66,29 +75,40 @@ FEW void softmax(few_state *s, float *scores, uint32_t *weights, int key, bool m
     for (int r = 0; r < 2; r++) {
         most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
         most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
+        most[r] = fmaxf(s->most[r], most[r] * p->scale);
         used[r] = most[r] == -INFINITY ? 0.0f : most[r];
     }
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         int r = i / 2 % 2;
-        scores[i] = ptx_exp2(scores[i] - used[r]);
+        scores[i] = ptx_exp2(fmaf(scores[i], p->scale, -used[r]));
         sum[r] += scores[i];
     }
 #pragma unroll
-    for (int i = 0; i < SCORES / 2; i++) {
-        weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
-    }
-    float fade[2] = {ptx_exp2(s->most[0] - used[0]), ptx_exp2(s->most[1] - used[1])};
-#pragma unroll
     for (int r = 0; r < 2; r++) {
-        s->sum[r] = s->sum[r] * fade[r] + sum[r];
+        fade.of[r] = ptx_exp2(s->most[r] - used[r]);
+        s->sum[r] = s->sum[r] * fade.of[r] + sum[r];
         s->most[r] = most[r];
     }
-    if (__any_sync(~0u, fade[0] != 1.0f || fade[1] != 1.0f)) { /* rare after the first tiles */
+    return fade;
+}
+
+/* o follows the new maxima. */
+FEW void follow(few_state *s, few_fade fade)
+{
+    if (__any_sync(~0u, fade.of[0] != 1.0f || fade.of[1] != 1.0f)) { /* rare after the first tiles */
 #pragma unroll
         for (int i = 0; i < DIM / 2; i++) {
-            s->o[i] *= fade[i / 2 % 2];
+            s->o[i] *= fade.of[i / 2 % 2];
         }
+    }
+}
+
+FEW void round_weights(uint32_t *weights, const float *scores)
+{
+#pragma unroll
+    for (int i = 0; i < SCORES / 2; i++) {
+        weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
     }
 }
 
@@ -136,7 +156,7 @@ FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
         }
     }
     ptx_fence_async();
-    return FEW_NARROW ? __any_sync(~0u, found) : ptx_sync_or(1, COMPUTING, found);
+    return NARROW ? __any_sync(~0u, found) : ptx_sync_or(1, COMPUTING, found);
 }
 
 /* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite,
@@ -171,7 +191,7 @@ FEW void add_values(const few_params *p, const few_share *c, few_state *s, int k
 /* The first of the columns that this warp has at the end. */
 FEW int first_column()
 {
-    return FEW_NARROW ? (int)(threadIdx.x / 32) * OWN_COLUMNS : 0;
+    return NARROW ? (int)(threadIdx.x / 32) * OWN_COLUMNS : 0;
 }
 
 FEW few_row row_at(const few_params *p, const few_share *c, int row)

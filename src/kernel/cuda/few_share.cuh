@@ -6,8 +6,8 @@
  * The keys that some row of a tile sees are counted in units of FEW_UNIT keys; all tiles' units, one tile
  * after the other, are cut into as many equal shares as there are blocks.  So every block has the same number
  * of bytes to read, whatever the lengths of the sequences, and a share is a run of whole tiles but for its
- * ends.  Where all tiles are alike, few.c takes such a number of blocks that shares end with tiles, if that is
- * not much less than all.
+ * ends.  Where all tiles are nearly alike, few.c gives each the same number of blocks, if that is not much less than
+ * all of them: then each tile is cut by itself.
  */
 #ifndef ATTN_CUDA_FEW_SHARE_CUH
 #define ATTN_CUDA_FEW_SHARE_CUH
@@ -36,7 +36,7 @@ FEW few_sequence few_sequence_of(const few_params *p, int b)
         s.k0 = (int)p->cu_kv[b];
         s.n_kv = (int)(p->cu_kv[b + 1] - s.k0);
     }
-    s.tiles = (s.n_q * p->group + FEW_ROWS - 1) / FEW_ROWS;
+    s.tiles = (s.n_q * p->group + p->height - 1) / p->height;
     return s;
 }
 
@@ -59,7 +59,7 @@ FEW int few_hi(const few_params *p, const few_sequence *s, int token)
 }
 
 typedef struct few_tile {
-    int rows;           /* from row index * FEW_ROWS on */
+    int rows;           /* from row index * height on */
     int lo, hi;         /* some row sees keys in here, none outside */
     int all_lo, all_hi; /* every row sees the keys in here, if there are any */
     unsigned units;
@@ -67,9 +67,9 @@ typedef struct few_tile {
 
 FEW few_tile few_tile_of(const few_params *p, const few_sequence *s, int index)
 {
-    int first = index * FEW_ROWS;
+    int first = index * p->height;
     few_tile t;
-    t.rows = min(s->n_q * p->group - first, (int)FEW_ROWS);
+    t.rows = min(s->n_q * p->group - first, p->height);
     int top = first / p->group, bottom = (first + t.rows - 1) / p->group;
     t.lo = few_lo(p, s, top);
     t.all_lo = few_lo(p, s, bottom);
@@ -190,6 +190,20 @@ FEW few_place few_find(const few_params *p, unsigned unit)
     return at;
 }
 
+/* Tile `number`, in the order in which tiles are counted, of sequences of one length. */
+FEW few_place few_tile_number(const few_params *p, int number)
+{
+    few_place at;
+    int plane = number / p->tiles;
+    at.index = number - plane * p->tiles;
+    at.b = plane / p->heads_kv;
+    at.head = plane - at.b * p->heads_kv;
+    at.sequence = few_sequence_of(p, at.b);
+    at.tile = few_tile_of(p, &at.sequence, at.index);
+    at.first = 0;
+    return at;
+}
+
 /* ---- a block's share ---- */
 
 typedef struct few_share {
@@ -200,6 +214,15 @@ typedef struct few_share {
 /* False if this block has none. */
 FEW bool few_share_first(const few_params *p, few_share *c)
 {
+    if (p->each > 0) {
+        int number = (int)blockIdx.x / p->each;
+        unsigned part = blockIdx.x - (unsigned)(number * p->each);
+        c->at = few_tile_number(p, number);
+        c->at.first = (unsigned)((uint64_t)part * c->at.tile.units / p->each);
+        c->last = (unsigned)(((uint64_t)part + 1) * c->at.tile.units / p->each);
+        c->left = c->last - c->at.first;
+        return c->left > 0;
+    }
     few_cut cut = few_cut_of(p);
     if (blockIdx.x >= cut.blocks || cut.total == 0) {
         return false;
@@ -279,7 +302,7 @@ typedef struct few_row {
 
 FEW few_row few_row_of(const few_params *p, const few_sequence *s, int b, int kv_head, int index, int row)
 {
-    int in_head = index * FEW_ROWS + row;
+    int in_head = index * p->height + row;
     few_row r;
     r.token = in_head / p->group;
     r.head = kv_head * p->group + in_head - r.token * p->group;

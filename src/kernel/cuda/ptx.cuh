@@ -131,6 +131,12 @@ PTX_INLINE uint64_t ptx_evict_first(void)
     asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
     return policy;
 }
+PTX_INLINE uint64_t ptx_evict_normal(void)
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
 /* bytes: a multiple of 16; both addresses 16-byte aligned */
 PTX_INLINE void ptx_load_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_f16_128.cu - few.cuh for up to 64 rows of fp16 and heads of up to 128 dims.
+ * few128_f16_128.cu - few.cuh for tiles of 128 rows of fp16 and heads of up to 128 dims.
  */
-#define FEW_NARROW   0
+#define FEW_HEIGHT   128
 #define TYPE         "f16"
 #define FEW_DIM      128
-#define FEW_WGMMA_S  wgmma_32_ss
+#define FEW_WGMMA_S  wgmma_128_ss
 #define FEW_WGMMA_O  wgmma_128_rt
 #define FEW_PACK     ptx_pack_f16
 #define FEW_EXPONENT 0x7c00u

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_f16_256.cu - few.cuh for up to 64 rows of fp16 and heads of up to 256 dims.
+ * few64_f16_64.cu - few.cuh for up to 64 rows of fp16 and heads of up to 64 dims.
  */
-#define FEW_NARROW   0
+#define FEW_HEIGHT   64
 #define TYPE         "f16"
-#define FEW_DIM      256
-#define FEW_WGMMA_S  wgmma_32_ss
-#define FEW_WGMMA_O  wgmma_256_rt
+#define FEW_DIM      64
+#define FEW_WGMMA_S  wgmma_64_ss
+#define FEW_WGMMA_O  wgmma_64_rt
 #define FEW_PACK     ptx_pack_f16
 #define FEW_EXPONENT 0x7c00u
 #define FEW_WIDEN    ptx_unpack_f16

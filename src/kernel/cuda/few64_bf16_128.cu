@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_bf16_128.cu - few.cuh for up to 64 rows of bf16 and heads of up to 128 dims.
+ * few64_bf16_128.cu - few.cuh for up to 64 rows of bf16 and heads of up to 128 dims.
  */
-#define FEW_NARROW   0
+#define FEW_HEIGHT   64
 #define TYPE         "bf16"
 #define FEW_DIM      128
 #define FEW_WGMMA_S  wgmma_32_ss

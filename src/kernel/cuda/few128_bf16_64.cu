@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_bf16_64.cu - few.cuh for up to 64 rows of bf16 and heads of up to 64 dims.
+ * few128_bf16_64.cu - few.cuh for tiles of 128 rows of bf16 and heads of up to 64 dims.
  */
-#define FEW_NARROW   0
+#define FEW_HEIGHT   128
 #define TYPE         "bf16"
 #define FEW_DIM      64
-#define FEW_WGMMA_S  wgmma_64_ss
+#define FEW_WGMMA_S  wgmma_128_ss
 #define FEW_WGMMA_O  wgmma_64_rt
 #define FEW_PACK     ptx_pack_bf16
 #define FEW_EXPONENT 0x7f80u
