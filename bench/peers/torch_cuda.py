@@ -6,7 +6,8 @@
 
 Without options: head dims 64, 128, 256, full and causal, 512 to 16Ki tokens, 16Ki tokens and 2048 columns in
 all, bf16, forward and backward; grouped heads (32 of q, 8 of k and v, d=128, causal, 4Ki and 32Ki tokens);
-fp32 (8 heads, 8Ki tokens, the same dims and masks).
+fp32 (8 heads, 8Ki tokens, the same dims and masks); few queries against many keys (64 heads of q, 8 of k and v,
+d=128, full, forward).
 
 Time is the GPU's own, by events around a batch of calls in a row. A kernel that only waits goes before the
 batch, so that Python has enqueued it by the time that its first call begins: what the host needs for a call
@@ -38,20 +39,22 @@ DTYPES = {"f32": torch.float32, "f16": torch.float16, "bf16": torch.bfloat16}
 PEERS = {"cudnn": "CUDNN_ATTENTION", "flash": "FLASH_ATTENTION", "efficient": "EFFICIENT_ATTENTION"}
 OURS = {"ours": None, "ours_fma": "fma"} # a part of the kernel's name; None: the library's choice
 FP32_ROW, GRID_ROW = ("ours", "efficient", "ours_fma"), ("ours", "cudnn", "flash") # as the columns are
-COLUMNS = ("pass", "dtype", "mask", "batch", "heads", "kv_heads", "tokens", "dim", "ours", "cudnn", "flash",
+COLUMNS = ("pass", "dtype", "mask", "batch", "heads", "kv_heads", "queries", "tokens", "dim", "ours", "cudnn", "flash",
            "efficient", "ours_fma", "ratio", "quartiles", "errors", "sm_mhz", "watts", "status")
 
 
 def arguments():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0],
                                      formatter_class=argparse.ArgumentDefaultsHelpFormatter)
-    parser.add_argument("--cases", default="grid,gqa,fp32", help="list of grid, gqa, fp32")
+    parser.add_argument("--cases", default="grid,gqa,fp32,few", help="list of grid, gqa, fp32, few")
     parser.add_argument("--dims", type=common.numbers, default=[64, 128, 256], help="of the grid and of fp32")
     parser.add_argument("--seqs",
                         type=common.numbers,
                         default=[512 << i for i in range(6)],
                         help="of the grid")
     parser.add_argument("--tokens", type=int, default=16384, help="of a cell of the grid, in all sequences")
+    parser.add_argument("--queries", type=common.numbers, default=[1, 8, 16, 64], help="of few")
+    parser.add_argument("--keys", type=common.numbers, default=[32768, 131072], help="of few")
     parser.add_argument("--columns", type=int, default=2048, help="heads times dim, of the grid")
     parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the grid and of gqa")
     parser.add_argument("--mask", choices=("full", "causal", "both"), default="both", help="of the grid and of fp32")
@@ -82,32 +85,39 @@ def cases(options):
             heads = max(1, options.columns // dim)
             yield {
                 "pass": kind, "dtype": options.dtype, "mask": mask, "batch": max(1, options.tokens // tokens),
-                "heads": heads, "kv_heads": heads, "tokens": tokens, "dim": dim
+                "heads": heads, "kv_heads": heads, "queries": tokens, "tokens": tokens, "dim": dim
             }
         for tokens in (4096, 32768) if "gqa" in chosen else ():
             yield {
                 "pass": kind, "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 32,
-                "kv_heads": 8, "tokens": tokens, "dim": 128
+                "kv_heads": 8, "queries": tokens, "tokens": tokens, "dim": 128
             }
         for dim, mask in itertools.product(options.dims, masks) if "fp32" in chosen else ():
             yield {
                 "pass": kind, "dtype": "f32", "mask": mask, "batch": 1, "heads": 8, "kv_heads": 8,
-                "tokens": 8192, "dim": dim
+                "queries": 8192, "tokens": 8192, "dim": dim
+            }
+        few = itertools.product(options.keys, options.queries) if "few" in chosen and kind == "forward" else ()
+        for tokens, queries in few:
+            yield {
+                "pass": kind, "dtype": options.dtype, "mask": "full", "batch": 1, "heads": 64, "kv_heads": 8,
+                "queries": queries, "tokens": tokens, "dim": 128
             }
 
 
 def flops(case):
     """Half of them under a causal mask, as peers count."""
-    forward = 4.0 * case["batch"] * case["heads"] * case["tokens"]**2 * case["dim"]
+    forward = 4.0 * case["batch"] * case["heads"] * case["queries"] * case["tokens"] * case["dim"]
     return forward * (0.5 if case["mask"] == "causal" else 1.0) * (2.5 if case["pass"] == "backward" else 1.0)
 
 
 def arrays(case, options):
-    """q, k, v, dout: [batch, heads, tokens, dim], in memory as --layout says."""
+    """q, k, v, dout: [batch, heads, queries or tokens, dim], in memory as --layout says."""
     generator = torch.Generator("cuda").manual_seed(options.seed)
     made = []
-    for heads in (case["heads"], case["kv_heads"], case["kv_heads"], case["heads"]):
-        shape = [case["batch"], heads, case["tokens"], case["dim"]]
+    queries, keys = (case["heads"], case["queries"]), (case["kv_heads"], case["tokens"])
+    for heads, tokens in (queries, keys, keys, queries):
+        shape = [case["batch"], heads, tokens, case["dim"]]
         if options.layout == "bnhd":
             shape[1:3] = shape[2:0:-1]
         one = torch.randn(shape, generator=generator, device="cuda", dtype=DTYPES[case["dtype"]])
@@ -242,11 +252,11 @@ def reference(case, tensors):
         x[-1, -group:].double() if x.shape[1] == case["heads"] else x[-1, -1].double() for x in tensors)
     if group == 1:
         k, v = (x.reshape(case["tokens"], -1) for x in (k, v))
-    scale, tokens = case["dim"]**-0.5, case["tokens"]
+    scale, tokens, queries = case["dim"]**-0.5, case["tokens"], case["queries"]
     out, dq, dk, dv = (torch.zeros_like(x) for x in (q, q, k, v))
     columns = torch.arange(tokens, device=q.device)
-    for head, first in itertools.product(range(group), range(0, tokens, 2048)):
-        rows = slice(first, min(first + 2048, tokens))
+    for head, first in itertools.product(range(group), range(0, queries, 2048)):
+        rows = slice(first, min(first + 2048, queries))
         p = q[head, rows] @ k.T * scale
         if case["mask"] == "causal":
             p.masked_fill_(columns[None] > columns[rows, None], -math.inf)
@@ -319,7 +329,7 @@ def measure(case, options, meter):
 class Report(common.Report):
     """The ratio is that of the first peer of a row: cuDNN, and in fp32 the memory-efficient kernel."""
 
-    WIDTHS = {**common.Report.WIDTHS, "tokens": 6, "ours_fma": 11, "errors": 30}
+    WIDTHS = {**common.Report.WIDTHS, "queries": 7, "tokens": 6, "ours_fma": 11, "errors": 30}
 
     @staticmethod
     def text(name, value):
@@ -356,8 +366,8 @@ def by_autograd(case, tensors):
 def overhead(options):
     """Microseconds of the host for one call, of a problem so small that the GPU never makes it wait."""
     case = {
-        "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1, "tokens": 256,
-        "dim": 64
+        "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 1, "kv_heads": 1, "queries": 256,
+        "tokens": 256, "dim": 64
     }
     print("host's time of one call, microseconds: median and least of 20 batches of 100")
     for kind in options.passes.split(","):
@@ -388,7 +398,7 @@ def about(options, meter):
         "ours": f"attn {attn.version()}, {attn.library()}",
         "peers": f"PyTorch {torch.__version__}, CUDA {torch.version.cuda}, cuDNN {cudnn // 10000}."
                  f"{cudnn // 100 % 100}.{cudnn % 100}, and FlashAttention-2 as PyTorch has it",
-        "figures": "TFLOP/s (4*b*h*n^2*d, half if causal, backward 2.5 times) of the median round; ratio: "
+        "figures": "TFLOP/s (4*b*h*queries*tokens*d, half if causal, backward 2.5 times) of the median round; ratio: "
                    "ours to cuDNN, in fp32 to efficient; errors against fp64, in the order of the columns",
         "time": f"events around batches of about {options.batch_ms} ms, {options.repeat} rounds, "
                 "contestants in turn, launches ahead of the GPU"

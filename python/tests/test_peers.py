@@ -104,23 +104,27 @@ def test_cuda_cases(monkeypatch):
     del sys.modules["torch_cuda"] # for good: the next test wants it with PyTorch
     options = torch_cuda.arguments().parse_args([])
     cases = list(torch_cuda.cases(options))
-    assert len(cases) == 2 * (3 * 2 * 6 + 2 + 3 * 2) # the grid, grouped heads, fp32
+    assert len(cases) == 2 * (3 * 2 * 6 + 2 + 3 * 2) + 2 * 4 # the grid, grouped heads, fp32, few queries
+    assert all(case["queries"] <= case["tokens"] for case in cases)
     grid = [case for case in cases if case["dtype"] == "bf16" and case["heads"] == case["kv_heads"]]
     assert {case["batch"] * case["tokens"] for case in grid} == {16384}
     assert {case["heads"] * case["dim"] for case in grid} == {2048}
     case = {**CASE, "mask": "causal"}
     assert torch_cuda.flops(case) == 4 * 2 * 6 * 50 * 50 * 8 / 2
     assert torch_cuda.flops({**case, "pass": "backward"}) == 2.5 * torch_cuda.flops(case)
+    assert torch_cuda.flops({**CASE, "mask": "full", "queries": 5}) == 4 * 2 * 6 * 5 * 50 * 8
 
 
 @needs_torch
-@pytest.mark.parametrize("mask", ["full", "causal"])
+@pytest.mark.parametrize("mask, queries", [("full", 60), ("causal", 60), ("full", 7)])
 @pytest.mark.parametrize("kv_heads", [2, 4])
 @pytest.mark.parametrize("kind", ["forward", "backward"])
-def test_cuda_reference(torch_cuda, kind, kv_heads, mask):
-    case = {"pass": kind, "mask": mask, "heads": 4, "kv_heads": kv_heads, "tokens": 60, "dim": 8}
-    heads = (4, kv_heads, kv_heads, 4)
-    tensors = [torch.randn(2, h, 60, 8, dtype=torch.float64) for h in heads]
+def test_cuda_reference(torch_cuda, kind, kv_heads, mask, queries):
+    case = {
+        "pass": kind, "mask": mask, "heads": 4, "kv_heads": kv_heads, "queries": queries, "tokens": 60, "dim": 8
+    }
+    shapes = ((4, queries), (kv_heads, 60), (kv_heads, 60), (4, queries))
+    tensors = [torch.randn(2, *shape, 8, dtype=torch.float64) for shape in shapes]
     leaves = [x.clone().requires_grad_() for x in tensors[:3]]
     out = torch.nn.functional.scaled_dot_product_attention(*leaves,
                                                            is_causal=mask == "causal",
