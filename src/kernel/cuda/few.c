@@ -63,6 +63,8 @@ static unsigned padded_dim(const attn__cuda_call *call)
     return dim <= 64 ? 64 : dim <= 128 ? 128 : 256;
 }
 
+/* ---- the cut ---- */
+
 /* As many as run at once, but no more than the longest sequences that may come have work for.  The workspace
  * is for these: a plan's call may come with fewer tokens, or with sequences of unequal length. */
 static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device *device)
@@ -75,12 +77,23 @@ static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device 
     return attn__max(attn__min(useful, most), 1);
 }
 
+/* How a call is cut into tiles, and these into shares of blocks. */
+typedef struct cut {
+    int64_t height, tiles, all; /* rows that a tile has room for; tiles of a kv head; of all */
+    int64_t rows;               /* of a tile, at most */
+    unsigned dim;               /* that the kernel is made for */
+    bool fixed;                 /* all sequences are of one length */
+    int64_t first_units;        /* of the first tile, if fixed */
+    int64_t most, blocks,
+        each; /* most_blocks(); what is taken; of each tile, if they are cut alike, else 0 */
+} cut;
+
 /* Units of a tile of sequences of one length; as few_tile_of() has it. */
-static int64_t tile_units(const attn__cuda_call *call, int64_t index)
+static int64_t tile_units(const cut *c, const attn__cuda_call *call, int64_t index)
 {
-    const int64_t group = call->heads_q / call->heads_kv, first = index * height(call);
+    const int64_t group = call->heads_q / call->heads_kv, first = index * c->height;
     const int64_t shift = call->shifted ? clamp(call->shift) : call->tokens_kv - call->tokens_q;
-    const int64_t bottom = (attn__min(first + height(call), head_rows(call)) - 1) / group;
+    const int64_t bottom = (attn__min(first + c->height, head_rows(call)) - 1) / group;
     const int64_t lo = attn__max(first / group + shift - clamp(call->left), 0);
     const int64_t hi = attn__min(bottom + shift + clamp(call->right) + 1, call->tokens_kv);
     return attn__ceil_div(attn__max(hi - lo, 0), FEW_UNIT);
@@ -88,9 +101,9 @@ static int64_t tile_units(const attn__cuda_call *call, int64_t index)
 
 /* Blocks of a tile of `units`, about `most`, but so that their shares are whole stages of the ring, if there
  * is such a number: the rest of a stage costs as much as all of it. */
-static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t units, int64_t most)
+static int64_t blocks_of_tile(const cut *c, int64_t units, int64_t most)
 {
-    const int64_t stage = FEW_KEYS(padded_dim(call), height(call)) / FEW_UNIT;
+    const int64_t stage = FEW_KEYS(c->dim, c->height) / FEW_UNIT;
     for (int64_t count = most; 16 * count >= 15 * most; count--) {
         if (units % (count * stage) == 0) {
             return count;
@@ -101,38 +114,69 @@ static int64_t blocks_of_tile(const attn__cuda_call *call, int64_t units, int64_
 
 /* Blocks of each tile, if tiles are about of one length, and share all blocks nearly without a rest, or have
  * no work for as many; else 0.  A share that ends just beyond a tile is what all others wait for. */
-static int64_t blocks_each(const attn__cuda_call *call, const attn__cuda_device *device)
+static int64_t blocks_each(const cut *c, const attn__cuda_call *call)
 {
-    const int64_t most = most_blocks(call, device), count = all_tiles(call);
-    int64_t least_units = INT64_MAX, most_units = 0;
-    if (call->cu_q != NULL || call->cu_kv != NULL || count == 0 || count > most) {
+    int64_t least_units = c->first_units, most_units = c->first_units;
+    if (!c->fixed || c->all > c->most) {
         return 0;
     }
-    for (int64_t i = 0; i < tiles(call); i++) {
-        least_units = attn__min(least_units, tile_units(call, i));
-        most_units = attn__max(most_units, tile_units(call, i));
+    for (int64_t i = 1; i < c->tiles; i++) {
+        const int64_t units = tile_units(c, call, i);
+        least_units = attn__min(least_units, units);
+        most_units = attn__max(most_units, units);
     }
     if (least_units < FEW_LEAST || 16 * least_units < 15 * most_units) {
         return 0;
     }
-    const int64_t useful = least_units / FEW_LEAST, room = attn__min(most / count, useful);
-    const int64_t each = blocks_of_tile(call, most_units, room);
-    return room == useful || 16 * each * count >= 15 * most ? each : 0;
+    const int64_t useful = least_units / FEW_LEAST, room = attn__min(c->most / c->all, useful);
+    const int64_t each = blocks_of_tile(c, most_units, room);
+    return room == useful || 16 * each * c->all >= 15 * c->most ? each : 0;
 }
 
-/* About as many, but so that blocks have whole tiles or tiles whole blocks, if they are all of one length: a
- * whole tile needs no merge. */
-static int64_t blocks(const attn__cuda_call *call, const attn__cuda_device *device)
+/* All blocks: so that they have whole tiles or tiles whole blocks, if tiles are about of one length, and that
+ * is not much less than the most.  A whole tile needs no merge. */
+static int64_t all_blocks(const cut *c)
 {
-    const int64_t most = most_blocks(call, device), count = all_tiles(call), each = blocks_each(call, device);
-    if (each > 0) {
-        return each * count;
+    if (c->each > 0) {
+        return c->each * c->all;
     }
-    if (call->cu_q != NULL || call->cu_kv != NULL || count <= most) {
-        return most;
+    if (!c->fixed || c->all <= c->most) {
+        return c->most;
     }
-    const int64_t fitting = attn__ceil_div(count, attn__ceil_div(count, most));
-    return 16 * fitting >= 15 * most ? fitting : most;
+    const int64_t fitting = attn__ceil_div(c->all, attn__ceil_div(c->all, c->most));
+    return 16 * fitting >= 15 * c->most ? fitting : c->most;
+}
+
+/* Of a call that has tiles. */
+static cut cut_of(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    cut c = {.height = height(call),
+             .tiles = tiles(call),
+             .all = all_tiles(call),
+             .rows = tile_rows(call),
+             .dim = padded_dim(call),
+             .fixed = call->cu_q == NULL && call->cu_kv == NULL,
+             .most = most_blocks(call, device)};
+    c.first_units = tile_units(&c, call, 0);
+    c.each = blocks_each(&c, call);
+    c.blocks = all_blocks(&c);
+    return c;
+}
+
+/* Does each block have whole tiles, so that there is nothing to merge?  Known of one tile a sequence, all of
+ * them of one length; the cut is then that of few_share.cuh. */
+static bool whole(const cut *c)
+{
+    if (!c->fixed || c->tiles > 1) {
+        return c->each == 1;
+    }
+    return c->all % attn__min(c->blocks, attn__max(c->first_units * c->all / FEW_LEAST, 1)) == 0;
+}
+
+/* Do blocks add their sums two by two? */
+static bool pairs(const cut *c)
+{
+    return c->height > 16 && FEW_GATHER(c->dim, c->height) > 0 && c->each % 2 == 0 && c->each >= 4;
 }
 
 /* ---- what it takes ---- */
@@ -262,60 +306,34 @@ static few_tensor tensor(const attn__cuda_tensor *t)
     return (few_tensor){t->data, t->batch, t->head, t->token};
 }
 
-/* Does each block have whole tiles, so that there is nothing to merge?  Known of one tile a sequence, all of
- * them of one length; the cut is then that of few_share.cuh. */
-static bool whole(const attn__cuda_call *call, const attn__cuda_device *device)
+/* What few_merge shares among its blocks. */
+typedef struct merge {
+    int64_t tiles;      /* that it looks at, or blocks whose last tile it looks at */
+    int64_t rows;       /* of a block: so many that there is one a multiprocessor, if its threads suffice */
+    int64_t row_blocks; /* for a tile; not more in all, since most have nothing to do where there are many
+                           tiles */
+    int64_t parts; /* of a tile, if it is like the others, as far as there is room; few_merge goes round again
+                      where there are more */
+} merge;
+
+static merge merge_of(const cut *c, const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    if (call->cu_q != NULL || call->cu_kv != NULL || tiles(call) > 1) {
-        return blocks_each(call, device) == 1;
-    }
-    int64_t units = tile_units(call, 0) * all_tiles(call);
-    int64_t count = attn__min(blocks(call, device), attn__max(units / FEW_LEAST, 1));
-    return all_tiles(call) % count == 0;
+    const int64_t long_ones =
+        call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
+    const int64_t row = FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
+    merge m = {.tiles = attn__min(c->all, c->blocks)};
+    m.rows = attn__min(attn__ceil_div(m.tiles * c->rows, device->sms),
+                       FEW_MERGE_THREADS * 4 / attn__max(call->dim_v, 1));
+    m.rows = attn__max(m.rows, 1);
+    m.row_blocks = attn__min(attn__ceil_div(c->rows, m.rows),
+                             attn__ceil_div(MERGE_BLOCKS * (int64_t)device->sms, m.tiles));
+    m.parts =
+        attn__min(c->blocks / (long_ones * call->heads_kv * c->tiles) + 2, FEW_MERGE_SHARED / (m.rows * row));
+    return m;
 }
 
-/* Do blocks add their sums two by two? */
-static bool pairs(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    const int64_t each = blocks_each(call, device);
-    return height(call) > 16 && FEW_GATHER(padded_dim(call), height(call)) > 0 && each % 2 == 0 && each >= 4;
-}
-
-/* Tiles that few_merge looks at, or blocks whose last tile it looks at. */
-static int64_t merge_tiles(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    return attn__min(all_tiles(call), blocks(call, device));
-}
-
-/* Rows of a block of few_merge: so many that there is one block a multiprocessor, if its threads suffice. */
-static int64_t merge_rows(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    int64_t each = attn__ceil_div(merge_tiles(call, device) * tile_rows(call), device->sms);
-    return attn__max(attn__min(each, FEW_MERGE_THREADS * 4 / attn__max(call->dim_v, 1)), 1);
-}
-
-/* Blocks of few_merge for a tile; not more in all, since most have nothing to do where there are many tiles.
- */
-static int64_t row_blocks(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    int64_t useful = attn__ceil_div(tile_rows(call), merge_rows(call, device));
-    return attn__min(useful, attn__ceil_div(MERGE_BLOCKS * (int64_t)device->sms, merge_tiles(call, device)));
-}
-
-/* Parts that a tile has, if it is like the others; few_merge goes round again where there are more. */
-static int64_t most_parts(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    int64_t long_ones = call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
-    return blocks(call, device) / (long_ones * call->heads_kv * tiles(call)) + 2;
-}
-
-static int64_t merge_parts(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    int64_t bytes = merge_rows(call, device) * FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
-    return attn__min(most_parts(call, device), FEW_MERGE_SHARED / bytes);
-}
-
-static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device, void *workspace)
+static void fill(few_params *p, const cut *c, const merge *m, const attn__cuda_call *call,
+                 const attn__cuda_device *device, void *workspace)
 {
     p->q = tensor(&call->q);
     p->values = tensor(&call->v);
@@ -335,34 +353,34 @@ static void fill(few_params *p, const attn__cuda_call *call, const attn__cuda_de
     p->tokens_kv = (int32_t)call->tokens_kv;
     p->dim_qk = (int32_t)call->dim_qk;
     p->dim_v = (int32_t)call->dim_v;
-    p->height = (int32_t)height(call);
-    p->tiles = (int32_t)tiles(call);
-    p->rows = (int32_t)tile_rows(call);
-    p->merge_rows = (int32_t)merge_rows(call, device);
-    p->row_blocks = (int32_t)row_blocks(call, device);
-    p->merge_parts = (int32_t)merge_parts(call, device);
-    p->early = FEW_MERGE_FITS(padded_dim(call), height(call)) ? device->sms : 0;
+    p->height = (int32_t)c->height;
+    p->tiles = (int32_t)c->tiles;
+    p->rows = (int32_t)c->rows;
+    p->merge_rows = (int32_t)m->rows;
+    p->row_blocks = (int32_t)m->row_blocks;
+    p->merge_parts = (int32_t)m->parts;
+    p->early = FEW_MERGE_FITS(c->dim, c->height) ? device->sms : 0;
     p->dtype_out = (int32_t)call->dtype_out;
     p->shifted = call->shifted;
     p->merge = call->merge;
     p->negate = call->scale < 0;
-    p->pairs = pairs(call, device);
-    p->blocks = (int32_t)blocks(call, device);
-    p->each = (int32_t)blocks_each(call, device);
-    p->by_tile = all_tiles(call) <= p->blocks;
+    p->pairs = pairs(c);
+    p->blocks = (int32_t)c->blocks;
+    p->each = (int32_t)c->each;
+    p->by_tile = c->all <= c->blocks;
 }
 
-static attn_status make_maps(few_params *p, const attn__cuda_call *call)
+static attn_status make_maps(few_params *p, const cut *c, const attn__cuda_call *call)
 {
-    const unsigned keys = FEW_KEYS(padded_dim(call), height(call));
+    const unsigned keys = FEW_KEYS(c->dim, c->height);
     ATTN__TRY(make_map(&p->k, call, &call->k, call->dim_qk, keys));
     ATTN__TRY(make_map(&p->v, call, &call->v, call->dim_v, keys));
     ATTN__TRY(make_map(&p->k_unit, call, &call->k, call->dim_qk, FEW_UNIT));
     return make_map(&p->v_unit, call, &call->v, call->dim_v, FEW_UNIT);
 }
 
-static attn_status launch_few(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
-                              void *stream)
+static attn_status launch_few(few_params *p, const cut *c, const attn__cuda_call *call,
+                              const attn__cuda_device *device, void *stream)
 {
     static const char *const images[3][2][3] = {{{"few16_f16_64", "few16_f16_128", "few16_f16_256"},
                                                  {"few16_bf16_64", "few16_bf16_128", "few16_bf16_256"}},
@@ -370,32 +388,31 @@ static attn_status launch_few(few_params *p, const attn__cuda_call *call, const 
                                                  {"few64_bf16_64", "few64_bf16_128", "few64_bf16_256"}},
                                                 {{"few128_f16_64", "few128_f16_128", "few128_f16_256"},
                                                  {"few128_bf16_64", "few128_bf16_128", "few128_bf16_256"}}};
-    const unsigned dim = padded_dim(call), rows = height(call);
     attn__cuda_launch launch = {
-        .grid = {(unsigned)blocks(call, device), 1, 1},
-        .block = FEW_THREADS(rows),
-        .shared = limited(call, device) ? MOST_SHARED : FEW_SHARED(dim, rows),
+        .grid = {(unsigned)c->blocks, 1, 1},
+        .block = FEW_THREADS(c->height),
+        .shared = limited(call, device) ? MOST_SHARED : (unsigned)FEW_SHARED(c->dim, c->height),
         .overlap = true,
         .cluster = p->pairs ? 2 : 0,
         .stream = stream,
     };
-    ATTN__TRY(make_maps(p, call));
+    ATTN__TRY(make_maps(p, c, call));
     ATTN__TRY(attn__cuda_function(&launch.function, device,
-                                  images[rows / 64][call->dtype == ATTN_BF16][dim / 128], "few",
+                                  images[c->height / 64][call->dtype == ATTN_BF16][c->dim / 128], "few",
                                   launch.shared));
     ATTN__CUDA_TRY(
         attn__cuda.function_set(launch.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));
     return attn__cuda_enqueue(&launch, (void *[]){p});
 }
 
-static attn_status launch_merge(few_params *p, const attn__cuda_call *call, const attn__cuda_device *device,
-                                void *stream)
+static attn_status launch_merge(few_params *p, const merge *m, const attn__cuda_call *call,
+                                const attn__cuda_device *device, void *stream)
 {
     int64_t row = FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
     attn__cuda_launch launch = {
-        .grid = {(unsigned)merge_tiles(call, device) * (unsigned)p->row_blocks, 1, 1},
+        .grid = {(unsigned)(m->tiles * m->row_blocks), 1, 1},
         .block = FEW_MERGE_THREADS,
-        .shared = (unsigned)(p->merge_parts * p->merge_rows * row),
+        .shared = (unsigned)(m->parts * m->rows * row),
         .overlap = true,
         .stream = stream,
     };
@@ -412,9 +429,11 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     if (all_tiles(call) == 0) {
         return ATTN_OK; /* no row is asked for */
     }
-    fill(&p, call, device, workspace);
-    ATTN__TRY(launch_few(&p, call, device, stream));
-    return whole(call, device) ? ATTN_OK : launch_merge(&p, call, device, stream);
+    const cut c = cut_of(call, device);
+    const merge m = merge_of(&c, call, device);
+    fill(&p, &c, &m, call, device, workspace);
+    ATTN__TRY(launch_few(&p, &c, call, device, stream));
+    return whole(&c) ? ATTN_OK : launch_merge(&p, &m, call, device, stream);
 }
 
 static attn_status forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
