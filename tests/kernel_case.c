@@ -312,3 +312,20 @@ const attn__kernel *const *kernel_rows(const kernel_case *c)
     rows[count] = NULL;
     return rows;
 }
+
+void kernel_case_try(kernel_case *c)
+{
+    KERNEL_CASE_ROWS(c, row)
+    {
+        kernel_case_run(c, *row);
+        kernel_case_compare(c, *row);
+    }
+}
+
+void kernel_case_whole(kernel_case *c, uint64_t *seed)
+{
+    kernel_case_open(c, seed);
+    kernel_case_solve(c);
+    kernel_case_try(c);
+    kernel_case_close(c);
+}
