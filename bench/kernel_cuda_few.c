@@ -3,7 +3,7 @@
  * kernel_cuda_few.c - the CUDA kernel for few queries against many keys: as fast as memory?
  *
  *     kernel_cuda_few [GB [SHAPE ...]]     a list of shapes, with K and V in GB gigabytes; or these: numbers
- *                                       of the list, or BATCH,KV_HEADS,GROUP,TOKENS,KEYS,DIM
+ *                                          of the list, or BATCH,KV_HEADS,GROUP,TOKENS,KEYS,DIM
  *
  * METHOD.  Device time by events around LAUNCHES launches in a row, the median of BATCHES such batches, over
  * as many different K and V as have room, so that none is found in a cache.  The rate is the bytes of K and V

@@ -79,13 +79,15 @@ static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device 
 
 /* How a call is cut into tiles, and these into shares of blocks. */
 typedef struct cut {
-    int64_t height, tiles, all; /* rows that a tile has room for; tiles of a kv head; of all */
-    int64_t rows;               /* of a tile, at most */
-    unsigned dim;               /* that the kernel is made for */
-    bool fixed;                 /* all sequences are of one length */
-    int64_t first_units;        /* of the first tile, if fixed */
-    int64_t most, blocks,
-        each; /* most_blocks(); what is taken; of each tile, if they are cut alike, else 0 */
+    int64_t height;      /* rows that a tile has room for */
+    int64_t tiles, all;  /* of a kv head; of all */
+    int64_t rows;        /* of a tile, at most */
+    unsigned dim;        /* that the kernel is made for */
+    bool fixed;          /* all sequences are of one length */
+    int64_t first_units; /* of the first tile, if fixed */
+    int64_t most;        /* most_blocks() */
+    int64_t each;        /* blocks of a tile, if all tiles are cut alike; else 0 */
+    int64_t blocks;      /* that are taken */
 } cut;
 
 /* Units of a tile of sequences of one length; as few_tile_of() has it. */
