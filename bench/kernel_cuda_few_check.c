@@ -357,23 +357,6 @@ static int64_t compare_case(const check_case *c)
     return bad;
 }
 
-/* Is the workspace enough for calls with fewer tokens, as engines make them? */
-static bool fits_fewer(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    const size_t size = kernel->forward_workspace(call, device);
-    attn__cuda_call fewer = *call;
-    for (fewer.tokens_q = call->tokens_q; fewer.tokens_q > 0; fewer.tokens_q--) {
-        for (fewer.tokens_kv = call->tokens_kv; fewer.tokens_kv > 0; fewer.tokens_kv /= 2) {
-            if (kernel->forward_workspace(&fewer, device) > size) {
-                printf("  %lld tokens, %lld keys need more workspace\n", (long long)fewer.tokens_q,
-                       (long long)fewer.tokens_kv);
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
 static bool check(int64_t number)
 {
     check_case c;
@@ -390,7 +373,7 @@ static bool check(int64_t number)
     size_t size = kernel->forward_workspace(a, device);
     void *workspace = device_memory(size), *again = malloc(c.o.bytes);
     run_case(&c, workspace, size);
-    int64_t bad = compare_case(&c) + !fits_fewer(a, device);
+    int64_t bad = compare_case(&c);
     memcpy(again, c.o.host, c.o.bytes);
     run_case(&c, workspace, size);
     bool same = memcmp(again, c.o.host, c.o.bytes) == 0;

@@ -322,7 +322,7 @@ void kernel_case_try(kernel_case *c)
     }
 }
 
-void kernel_case_whole(kernel_case *c, uint64_t *seed)
+void kernel_case_open_and_try(kernel_case *c, uint64_t *seed)
 {
     kernel_case_open(c, seed);
     kernel_case_solve(c);

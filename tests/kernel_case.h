@@ -80,8 +80,9 @@ void kernel_case_compare(const kernel_case *c, const attn__kernel *kernel);
 /* The rows of the table that take c on this machine; ends with NULL. */
 const attn__kernel *const *kernel_rows(const kernel_case *c);
 #define KERNEL_CASE_ROWS(c, row) for (const attn__kernel *const *row = kernel_rows(c); *row != NULL; row++)
-/* Runs and compares all these; opens and solves the case before, and closes it. */
+/* Runs all these, and compares what each finds with the answer. */
 void kernel_case_try(kernel_case *c);
-void kernel_case_whole(kernel_case *c, uint64_t *seed);
+/* The same for a case that is not open yet; opens, solves and closes it. */
+void kernel_case_open_and_try(kernel_case *c, uint64_t *seed);
 
 #endif

@@ -56,7 +56,7 @@ def arguments():
     parser.add_argument("--queries", type=common.numbers, default=[1, 8, 16, 64], help="of few")
     parser.add_argument("--keys", type=common.numbers, default=[32768, 131072], help="of few")
     parser.add_argument("--columns", type=int, default=2048, help="heads times dim, of the grid")
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the grid and of gqa")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="of the grid, of gqa and of few")
     parser.add_argument("--mask", choices=("full", "causal", "both"), default="both", help="of the grid and of fp32")
     parser.add_argument("--pass", dest="passes", default="forward,backward", help="list of forward, backward")
     parser.add_argument("--layout", choices=("bhnd", "bnhd"), default="bhnd", help="of the tensors in memory")

@@ -169,7 +169,7 @@ static cut cut_of(const attn__cuda_call *call, const attn__cuda_device *device)
  * them of one length; the cut is then that of few_share.cuh. */
 static bool whole(const cut *c)
 {
-    if (!c->fixed || c->tiles > 1) {
+    if (c->each > 0 || !c->fixed || c->tiles > 1) {
         return c->each == 1;
     }
     return c->all % attn__min(c->blocks, attn__max(c->first_units * c->all / FEW_LEAST, 1)) == 0;
@@ -238,9 +238,10 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
 }
 
 /*
- * Up to 16 tokens it reads K and V at the speed of memory, which nothing beats.  Beyond, a tile costs up to
- * 7/4 of one of 128 rows in a kernel of full tiles, which has one for each 128 tokens of a head, but whose
- * blocks each go over all keys: it is slower where they fill the GPU badly.
+ * Up to 16 tokens leave most of a full tile empty, where here the heads of a group fill one together and read
+ * K and V once: nothing beats that.  Beyond, a tile costs up to 7/4 of one of 128 rows in a kernel of full
+ * tiles, which has one for each 128 tokens of a head, but whose blocks each go over all keys: it is slower
+ * where they fill the GPU badly.
  */
 static const char *declines(const attn__cuda_call *call, bool backward)
 {

@@ -20,8 +20,7 @@
  *
  * Two blocks live on a multiprocessor, so that one computes while the other waits; of 256 dims, which has
  * the time, or 128 rows, whose warpgroups do so, one.  Parts of 64 and 128 rows are large: where every tile has the same
- * number of blocks, an even one, two neighbours are a cluster and write one part, each half of its columns
- * (few_pair.cuh).
+ * number of blocks, an even one, two neighbours are a cluster and write one part, each half of its columns.
  *
  * MASK, NaN.  A masked score is replaced by -inf.  Where a tile of V has keys that not all rows see, elements
  * of theirs that are not finite become 0 before the product, and are added to the rows that see them after
@@ -74,9 +73,7 @@ enum {
 #include "kernel/cuda/few_narrow.cuh"
 #else
 #include "kernel/cuda/wgmma.cuh"
-#include "kernel/cuda/few_products.cuh"
 #include "kernel/cuda/few_wide.cuh"
-#include "kernel/cuda/few_pair.cuh"
 #endif
 
 /* Two warpgroups are short of registers: a warp keeps its share in shared memory. */

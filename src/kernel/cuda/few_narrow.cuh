@@ -79,9 +79,7 @@ FEW void compute_tile(const few_params *p, const few_share *c, few_state *s, uns
         for (int i = 0; i < SCORES; i++) {
             scores[i] += other[i];
         }
-        few_fade fade = weigh(p, s, scores, first, masked);
-        round_weights(weights, scores);
-        follow(s, fade);
+        softmax(p, s, scores, weights, first, masked);
 #pragma unroll
         for (int slab = 0; slab < DIM / 64; slab++) {
             ptx_barrier_wait(ring_barrier(address, *t), t->parity);

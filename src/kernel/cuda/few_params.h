@@ -8,10 +8,9 @@
 #include <stdint.h>
 
 enum {
-    FEW_UNIT = 16, /* keys: what a block's share is counted in */
-    FEW_KEPT_SHARE =
-        128,       /* bytes: where registers are short, a warp that computes keeps its few_share here */
-    FEW_LEAST = 8, /* units that are worth a block */
+    FEW_UNIT = 16,              /* keys: what a block's share is counted in */
+    FEW_LEAST = 8,              /* units that are worth a block */
+    FEW_KEPT_SHARE = 128,       /* bytes: room for the few_share of a warp that keeps it in shared memory */
     FEW_MERGE_THREADS = 128,    /* of few_merge: it shares a multiprocessor with the blocks of few */
     FEW_MERGE_SHARED = 72 << 10 /* bytes, at most */
 };

@@ -47,16 +47,10 @@ FEW void mask(const few_state *s, float *scores, int key)
     }
 }
 
-/* What the sums so far are to be multiplied by. */
-typedef struct few_fade {
-    float of[2];
-} few_fade;
-
-/* Scores of the keys from `key` on become weights; maxima and sums of weights follow, o does not yet. */
-FEW few_fade weigh(const few_params *p, few_state *s, float *scores, int key, bool masked)
+/* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
+FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *weights, int key, bool masked)
 {
     float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, used[2];
-    few_fade fade;
     if (p->negate) {
         PTX_FORGET(); /* a branch, and not instructions that mostly do nothing */
 #pragma unroll
@@ -85,30 +79,20 @@ FEW few_fade weigh(const few_params *p, few_state *s, float *scores, int key, bo
         sum[r] += scores[i];
     }
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        fade.of[r] = ptx_exp2(s->most[r] - used[r]);
-        s->sum[r] = s->sum[r] * fade.of[r] + sum[r];
-        s->most[r] = most[r];
-    }
-    return fade;
-}
-
-/* o follows the new maxima. */
-FEW void follow(few_state *s, few_fade fade)
-{
-    if (__any_sync(~0u, fade.of[0] != 1.0f || fade.of[1] != 1.0f)) { /* rare after the first tiles */
-#pragma unroll
-        for (int i = 0; i < DIM / 2; i++) {
-            s->o[i] *= fade.of[i / 2 % 2];
-        }
-    }
-}
-
-FEW void round_weights(uint32_t *weights, const float *scores)
-{
-#pragma unroll
     for (int i = 0; i < SCORES / 2; i++) {
         weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
+    }
+    float fade[2] = {ptx_exp2(s->most[0] - used[0]), ptx_exp2(s->most[1] - used[1])};
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        s->sum[r] = s->sum[r] * fade[r] + sum[r];
+        s->most[r] = most[r];
+    }
+    if (__any_sync(~0u, fade[0] != 1.0f || fade[1] != 1.0f)) { /* rare after the first tiles */
+#pragma unroll
+        for (int i = 0; i < DIM / 2; i++) {
+            s->o[i] *= fade[i / 2 % 2];
+        }
     }
 }
 
