@@ -57,15 +57,16 @@ typedef struct dot_queue {
 } dot_queue;
 
 enum {
-    RAISE_KEYS = 16, /* keys whose maximum is a share of the task: the weights of two are */
-    SHARES_OF_32 = 32 / RAISE_KEYS + 32 / PAIR, /* of 32 keys */
-    SLACK = 8,                                  /* by how many powers of 2 a score may be above the maximum */
+    RAISE_KEYS = 16, /* a share of the task where its maximum is looked for; where weights are made, PAIR */
+    SLACK = 8,       /* by how many powers of 2 a score may be above the maximum before that moves */
+    LARGE = 65536,   /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
 };
 
-/* The queue's part of steps for one share of a task of `keys`. */
+/* The queue's part of steps for one share of a task of `keys`, so that it ends with the weights; sooner where
+ * the maximum is looked for. */
 VEC_INLINE void take_share(const int parts, dot_queue *queue, int64_t keys)
 {
-    const int64_t shares = keys / 32 * SHARES_OF_32;
+    const int64_t shares = keys / PAIR;
     for (queue->due += queue->steps; queue->due >= shares; queue->due -= shares) {
         dot_step(parts == 1, &queue->at);
     }
@@ -227,16 +228,13 @@ VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_ta
     sum[1] = sum1;
 }
 
-/*
- * p becomes exp2(s - max), max and sum move on; beside it the queue goes on.  The maximum moves only when a
- * score is 2^SLACK above it, so that sums seldom fade: weights of up to 2^SLACK are as exact.  A lane without
- * a score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
- */
-VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task, dot_queue *queue)
+/* Moves the maxima where the task's are 2^SLACK above; did one?  Beside it the queue goes on.  A lane without
+ * a score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN. */
+VEC_INLINE bool move_max(const int parts, const dot_state *state, dot_task *task, float *max, vec *less,
+                         dot_queue *queue)
 {
-    float *max = state->max + task->panel * PANEL, *sum = state->sum + task->panel * PANEL;
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
-    vec top[2] = {none, none}, less[2], fresh[2];
+    vec top[2] = {none, none};
     vec_mask moved = 0;
     raise_task(parts, task, top, queue);
     FLASH_UNROLL
@@ -250,8 +248,32 @@ VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task,
         vec_store(max + i * VEC_LANES, top[i]);
         vec_store(task->fade + i * VEC_LANES, flash_exp2(vec_sub(old, less[i])));
     }
-    task->moved = moved != 0;
+    return moved != 0;
+}
+
+/*
+ * p becomes exp2(s - max), max and sum move on; beside it the queue goes on.  The task's maximum is looked
+ * for only where a lane has none yet, or where the weights sum up to more than those of 2^SLACK could:
+ * weights above 1 are as exact, and sums seldom fade.
+ */
+VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task, dot_queue *queue)
+{
+    float *max = state->max + task->panel * PANEL, *sum = state->sum + task->panel * PANEL;
+    const vec none = vec_set(-INFINITY), most = vec_set(LARGE);
+    vec less[2], fresh[2];
+    bool begins = false; /* some lane */
+    FLASH_UNROLL
+    for (int i = 0; i < 2; i++) {
+        less[i] = vec_load(max + i * VEC_LANES);
+        begins |= vec_less(none, less[i]) != (vec_mask)~0;
+        vec_store(task->fade + i * VEC_LANES, vec_set(1.0f));
+    }
+    task->moved = begins && move_max(parts, state, task, max, less, queue);
     weigh_keys(parts, state, task, less, fresh, queue);
+    if (!begins && (vec_less(most, fresh[0]) | vec_less(most, fresh[1])) != 0) {
+        task->moved = move_max(parts, state, task, max, less, queue);
+        weigh_keys(parts, state, task, less, fresh, queue);
+    }
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
         float *at = sum + i * VEC_LANES;
