@@ -50,6 +50,7 @@ enum {
     SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
     KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
+    FIRST_KEYS = 12,          /* of the first tile of a single panel, and how many more of each next one */
     COPY_PANELS = 4,          /* readers that make copying rows of K and V worth it */
 };
 
@@ -163,40 +164,45 @@ static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t
     if (readable && (rows.token == dim || !often)) {
         return rows.data;
     }
+    *token = dim;
+    if (rows.token == dim && rows.dim == 1) { /* rows without a gap are one */
+        dim *= count;
+        count = 1;
+    }
     for (int64_t j = 0; j < count; j++) {
         widen(copy + j * dim, rows.data, j * rows.token, rows.dtype, rows.dim, dim);
     }
-    *token = dim;
     return copy;
 }
 
-/* What comes `count` rows later, to be asked for while as many are computed with by so many panels.  Rows
+/* The `next` rows behind `count` rows, to be asked for while these are computed with by so many panels.  Rows
  * without a gap are one. */
-static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t count, int64_t panels)
+static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t count, int64_t next, int64_t panels)
 {
-    const int64_t size = (int64_t)attn_dtype_size(rows->dtype), row = rows->token == dim ? count * dim : dim;
-    const int64_t lines = attn__ceil_div(row * size, LINE);
+    const int64_t size = (int64_t)attn_dtype_size(rows->dtype);
+    const bool dense = rows->token == dim;
+    const int64_t lines = attn__ceil_div((dense ? next * dim : dim) * size, LINE);
     return (flash_ask){.at = (uintptr_t)attn__element(rows->data, rows->dtype, count * rows->token),
                        .lines = lines,
                        .skip = rows->token * size - lines * LINE,
-                       .period = attn__max(row * panels / lines, 1)};
+                       .period = attn__max(count * dim * panels / (dense ? lines : next * lines), 1)};
 }
 
-/* `count` rows of K or V for so many panels; `more` says that others follow. */
-static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t count, int64_t panels,
-                            bool more)
+/* `count` rows of K or V for so many panels; `next` others follow. */
+static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t count, int64_t next,
+                            int64_t panels)
 {
     flash_rows loaded = {.ask = {.period = INT64_MAX}};
     loaded.at = tile_rows(copy, *rows, dim, count, panels >= COPY_PANELS, &loaded.token);
-    if (more && rows->dim == 1) {
-        loaded.ask = ask_for(rows, dim, count, panels);
+    if (next > 0 && rows->dim == 1) {
+        loaded.ask = ask_for(rows, dim, count, next, panels);
     }
     return loaded;
 }
 
-/* Keys first .. first + count of span. */
+/* Keys first .. first + count of span, behind which come `next` others. */
 static flash_tile load_tile(const flash_state *state, const attn__span *span, int64_t first, int64_t count,
-                            bool more)
+                            int64_t next)
 {
     const attn__block *block = state->block;
     const int64_t skip = first - span->first;
@@ -206,8 +212,8 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
                           span->v_token, span->v_dim};
     return (flash_tile){.first = first,
                         .count = count,
-                        .k = load_rows(state->k, &k, block->dim_qk, count, state->panels, more),
-                        .v = load_rows(state->v, &v, block->dim_v, count, state->panels, more)};
+                        .k = load_rows(state->k, &k, block->dim_qk, count, next, state->panels),
+                        .v = load_rows(state->v, &v, block->dim_v, count, next, state->panels)};
 }
 
 /* ---- one panel against one tile ------------------------------------------------------------------ */
@@ -388,6 +394,13 @@ static void write_rows(const flash_state *state)
 
 #include "kernel/cpu/flash_few.inc.h"
 
+/* Nothing of a span's first tile has been asked for, and one panel computes little faster than memory
+ * delivers: its tiles begin short and grow, so that it waits for little and is never far behind. */
+static int64_t first_keys(const flash_state *state)
+{
+    return state->panels > 1 ? state->tile_k : attn__min(FIRST_KEYS, state->tile_k);
+}
+
 static void forward(const attn__block *block, void *scratch)
 {
     if (few_suits(block)) {
@@ -402,9 +415,11 @@ static void forward(const attn__block *block, void *scratch)
         const attn__span *span = &block->spans[s];
         int64_t first = attn__max(span->first, block->first + block->lo);
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
-        for (; first < end; first += state.tile_k) {
-            const int64_t count = attn__min(state.tile_k, end - first);
-            flash_tile tile = load_tile(&state, span, first, count, first + count < end);
+        int64_t keys = first_keys(&state);
+        for (int64_t count; first < end; first += count) {
+            count = attn__min(keys, end - first);
+            keys = attn__min(keys + FIRST_KEYS, state.tile_k);
+            flash_tile tile = load_tile(&state, span, first, count, attn__min(keys, end - first - count));
             for (int64_t panel = 0; panel < state.panels; panel++) {
                 panel_step(&state, panel, &tile);
             }
