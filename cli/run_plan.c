@@ -5,7 +5,8 @@
  * --mem-limit is for the whole process.  What the program itself holds before the work is measured and
  * rounded up to a step of 16 MiB, so that the same command plans the same W each time (a spool is of one plan
  * only); the buffers that the program will need are added; the library may take the rest.  If no W fits that
- * way, partial results go through a folder of their own beside the output, which is removed at the end.
+ * way, partial results go through a folder of their own beside the output, which is removed at the end.  With
+ * a GPU the limit is of its memory, and the process's is only predicted.
  */
 #include <stdlib.h>
 #include <string.h>
@@ -119,6 +120,9 @@ int run_make_plan(run *r)
     }
     if (status != ATTN_OK) {
         return cli_fail(status);
+    }
+    if (on_gpu(r)) { /* the driver has come, and the plan's pinned buffers */
+        m->program = cli_memory_program(r->args->common.threads);
     }
     /* The workspace is gone when the result is verified: the plan must not depend on --verify. */
     int64_t work = (int64_t)attn_plan_workspace(r->plan);
