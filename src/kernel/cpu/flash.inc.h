@@ -179,13 +179,12 @@ static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t
  * without a gap are one. */
 static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t count, int64_t next, int64_t panels)
 {
-    const int64_t size = (int64_t)attn_dtype_size(rows->dtype);
-    const bool dense = rows->token == dim;
-    const int64_t lines = attn__ceil_div((dense ? next * dim : dim) * size, LINE);
+    const int64_t size = (int64_t)attn_dtype_size(rows->dtype), pieces = rows->token == dim ? 1 : next;
+    const int64_t lines = attn__ceil_div(next * dim / pieces * size, LINE);
     return (flash_ask){.at = (uintptr_t)attn__element(rows->data, rows->dtype, count * rows->token),
                        .lines = lines,
                        .skip = rows->token * size - lines * LINE,
-                       .period = attn__max(count * dim * panels / (dense ? lines : next * lines), 1)};
+                       .period = attn__max(count * dim * panels / (pieces * lines), 1)};
 }
 
 /* `count` rows of K or V for so many panels; `next` others follow. */

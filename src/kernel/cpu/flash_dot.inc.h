@@ -62,8 +62,8 @@ enum {
     LARGE = 65536,   /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
 };
 
-/* The queue's part of steps for one share of a task of `keys`, so that it ends with the weights; sooner where
- * the maximum is looked for. */
+/* The queue's part of steps for one share of a task of `keys`: its last step comes with the task's last
+ * weights, or earlier if the maximum is looked for as well. */
 VEC_INLINE void take_share(const int parts, dot_queue *queue, int64_t keys)
 {
     const int64_t shares = keys / PAIR;
