@@ -330,9 +330,9 @@ static bool leaks(const backward_state *state, const backward_tile *tile)
 
 /* ---- one call -------------------------------------------------------------------------------------- */
 
-/* Keys first .. first + count of span; `more` says that others follow. */
+/* Keys first .. first + count of span, behind which come `next` others. */
 static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
-                     int64_t count, bool more)
+                     int64_t count, int64_t next)
 {
     const attn__gradient *g = state->gradient;
     const int64_t skip = first - span->first;
@@ -342,8 +342,8 @@ static void add_tile(const backward_state *state, const attn__gradient_span *spa
                           span->v_dim};
     backward_tile tile = {.first = first,
                           .count = count,
-                          .k = load_rows(state->k, &k, g->dim_qk, count, state->panels, more),
-                          .v = load_rows(state->v, &v, g->dim_v, count, state->panels, more),
+                          .k = load_rows(state->k, &k, g->dim_qk, count, next, state->panels),
+                          .v = load_rows(state->v, &v, g->dim_v, count, next, state->panels),
                           .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
                           .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token,
                           .dk_token = span->dk_token,
@@ -369,7 +369,7 @@ static void backward(const attn__gradient *gradient, void *scratch)
         int64_t end = attn__min(span->first + span->count, gradient->first + gradient->count + gradient->hi);
         for (; first < end; first += BACK_K) {
             const int64_t count = attn__min(BACK_K, end - first);
-            add_tile(&state, span, first, count, first + count < end);
+            add_tile(&state, span, first, count, attn__min(BACK_K, end - first - count));
         }
     }
 }
