@@ -13,15 +13,9 @@
  *         max, P = exp2(S - max), sum             vertical, in place
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
- * The last panel is one vector wide if that is enough, its dims in pairs if they are even (flash_shape in
- * micro.inc.h).  Memory fetches the next tile meanwhile (flash_ask).
- * A panel touches only the keys that one of its queries sees; of those only the rows of S^T that not every
- * query sees pay for the mask.  Calls of a few queries go another way (flash_few.inc.h).
- *
- * NaN.  vec_max ignores a NaN score, so the maximum stays a number and the NaN goes into P, sum and O of its
- * own lane.  A masked score is replaced, not multiplied.  A masked value meets P = 0, and 0 * NaN would leak:
- * rows of V that some query of the panel must not see are checked first, and non-finite ones are added lane
- * by lane under the mask.
+ * The last panel is narrow if that is enough (flash_shape in micro.inc.h).  Memory fetches the next tile
+ * meanwhile (flash_ask).  One panel against one tile, the mask and NaN: flash_panel.inc.h.  Calls of a few
+ * queries go another way (flash_few.inc.h).
  *
  * COST.  2 * d_qk + 2 * d_v FLOPs in FMAs for each (key, query), and about 14 vector operations for exp2 and
  * the softmax; 1 load for 1.5 FMAs or better.  See docs/perf/cpu.md.
@@ -40,7 +34,7 @@
  *     vec_load_as vec_load_part     a vector of any dtype, whole or its first lanes
  *     vec_sums vec_transpose        of VEC_LANES vectors: the sum of the lanes of each; rows become columns
  *     vec_greatest           the greatest lane
- *     vec_set_pair vec_mix_low vec_mix_high vec_even vec_odd    pairs of lanes, if there is VEC_PAIRS
+ *     vec_set_pair vec_set_four vec_mix_low vec_mix_high vec_even vec_odd   lanes side by side, if VEC_PAIRS
  */
 #include "kernel/cpu/micro.inc.h"
 
@@ -62,10 +56,10 @@ typedef struct flash_state {
     const attn__block *block;
     int64_t panels;
     int64_t tile_k;
-    float *qt;        /* [panel][dim_qk][PANEL] */
-    float *ot;        /* [panel][dim_v][PANEL] */
+    float *qt;        /* [panel][dim_qk][PANEL], of a narrow panel as its shape says */
+    float *ot;        /* [panel][dim_v][PANEL], likewise */
     float *max, *sum; /* [panel][PANEL] */
-    float *p;         /* [tile_k][PANEL] S^T, then P^T */
+    float *p;         /* [tile_k][flash_row] S^T, then P^T */
     float *k, *v;     /* a tile widened or gathered to dense fp32; also a row of q */
 } flash_state;
 
@@ -75,11 +69,12 @@ typedef struct flash_tile {
     flash_rows k, v;
 } flash_tile;
 
-static int64_t keys_of_tile(int64_t dim_qk, int64_t dim_v)
+static int64_t keys_of_tile(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    int64_t keys = attn__min(TILE_K, SCORE_FLOATS / PANEL);
+    const int row = rows > PANEL ? PANEL : flash_row(flash_shape_of(rows, dim_qk, dim_v));
+    int64_t keys = attn__min(TILE_K, SCORE_FLOATS / row);
     keys = attn__min(keys, KEY_FLOATS / (dim_qk + dim_v));
-    return keys / VEC_ROWS * VEC_ROWS;
+    return keys / FIRST_KEYS * FIRST_KEYS;
 }
 
 /* Lays the scratch out; returns its floats. */
@@ -87,13 +82,13 @@ static size_t lay_out(flash_state *state, float *scratch, int64_t rows, int64_t 
 {
     size_t used = 0;
     state->panels = attn__ceil_div(rows, PANEL);
-    state->tile_k = keys_of_tile(dim_qk, dim_v);
+    state->tile_k = keys_of_tile(rows, dim_qk, dim_v);
     int64_t lanes = state->panels * PANEL;
     state->qt = take(scratch, &used, lanes * dim_qk);
     state->ot = take(scratch, &used, lanes * dim_v);
     state->max = take(scratch, &used, lanes);
     state->sum = take(scratch, &used, lanes);
-    state->p = take(scratch, &used, state->tile_k * PANEL);
+    state->p = take(scratch, &used, state->tile_k * FLASH_WIDE);
     state->k = take(scratch, &used, state->tile_k * dim_qk);
     state->v = take(scratch, &used, state->tile_k * dim_v);
     return used;
@@ -135,19 +130,46 @@ static flash_shape panel_shape(const attn__block *block, int64_t panel)
     return flash_shape_of(block->count - panel * PANEL, block->dim_qk, block->dim_v);
 }
 
+/* Query `lane` of a narrow panel x takes a row, times factor, or gives it. */
+static void weave_row(const flash_shape shape, float *x, int64_t lane, const float *row, int64_t dim,
+                      float factor)
+{
+    x += lane * shape.dims;
+    for (int64_t d = 0; d < dim; d += shape.dims, x += flash_row(shape)) {
+        for (int i = 0; i < shape.dims; i++) {
+            x[i] = row[d + i] * factor;
+        }
+    }
+}
+
+static void unweave_row(const flash_shape shape, const float *x, int64_t lane, float *row, int64_t dim,
+                        float factor)
+{
+    x += lane * shape.dims;
+    for (int64_t d = 0; d < dim; d += shape.dims, x += flash_row(shape)) {
+        for (int i = 0; i < shape.dims; i++) {
+            row[d + i] = x[i] * factor;
+        }
+    }
+}
+
 /* Q^T of all panels, times scale * log2(e) so that exp2 takes the scores as they are; unused lanes are 0. */
 static void pack_queries(const flash_state *state)
 {
     const attn__block *block = state->block;
     const attn__rows q = {block->q, block->dtype, block->q_token, block->q_dim};
     const int64_t dim = block->dim_qk;
+    const float factor = (float)((double)block->scale * LOG2_E);
     for (int64_t lane = 0; lane < state->panels * PANEL; lane += VEC_LANES) {
+        const flash_shape shape = panel_shape(block, lane / PANEL);
+        float *qt = state->qt + lane / PANEL * dim * PANEL;
         widen_rows(state->k, &q, dim, lane, block->count);
-        transpose_rows(state->qt + lane / PANEL * dim * PANEL + lane % PANEL, state->k, dim,
-                       (float)((double)block->scale * LOG2_E));
-    }
-    if (panel_shape(block, state->panels - 1) == FLASH_PAIRED) {
-        pair_dims(state->qt + (state->panels - 1) * dim * PANEL, dim);
+        if (shape.dims == 1) {
+            transpose_rows(qt + lane % PANEL, state->k, dim, factor);
+        }
+        for (int i = 0; shape.dims > 1 && i < VEC_LANES && (lane + i) % PANEL < flash_queries(shape); i++) {
+            weave_row(shape, qt, (lane + i) % PANEL, state->k + i * dim, dim, factor);
+        }
     }
 }
 
@@ -215,114 +237,7 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
                         .v = load_rows(state->v, &v, block->dim_v, count, next, state->panels)};
 }
 
-/* ---- one panel against one tile ------------------------------------------------------------------ */
-
-/*
- * s becomes exp2(s - max), max and sum move on, fade gets what older sums shrink by.  A lane without a score
- * yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
- */
-VEC_INLINE void softmax_lanes(const int n, float *s, int64_t count, float *max, float *sum, float *fade)
-{
-    vec most[2], less[2], sums[2], fades[2];
-    FLASH_UNROLL
-    for (int c = 0; c < n; c++) {
-        most[c] = vec_load(max + c * VEC_LANES);
-    }
-    raise_max(n, s, count, most);
-    FLASH_UNROLL
-    for (int c = 0; c < n; c++) {
-        less[c] = vec_select(vec_less(vec_set(-INFINITY), most[c]), most[c], vec_set(0.0f));
-        fades[c] = flash_exp2(vec_sub(vec_load(max + c * VEC_LANES), less[c]));
-        sums[c] = vec_set(0.0f); /* of this tile alone, for a small rounding error */
-        vec_store(max + c * VEC_LANES, most[c]);
-    }
-    for (int64_t j = 0; j < count; j++) {
-        FLASH_UNROLL
-        for (int c = 0; c < n; c++) {
-            const vec p = flash_exp2(vec_sub(vec_load(s + j * PANEL + c * VEC_LANES), less[c]));
-            vec_store(s + j * PANEL + c * VEC_LANES, p);
-            sums[c] = vec_add(sums[c], p);
-        }
-    }
-    FLASH_UNROLL
-    for (int c = 0; c < n; c++) {
-        vec_store(fade + c * VEC_LANES, fades[c]);
-        vec_store(sum + c * VEC_LANES, vec_fma(vec_load(sum + c * VEC_LANES), fades[c], sums[c]));
-    }
-}
-
-static void softmax_panel(const int n, float *s, int64_t count, float *max, float *sum, float *fade)
-{
-    if (n == 2) {
-        softmax_lanes(2, s, count, max, sum, fade);
-    } else {
-        softmax_lanes(1, s, count, max, sum, fade);
-    }
-}
-
-/*
- * O^T takes in the keys from .. to, of which [whole_from, whole_to) are seen by every lane.  The others are
- * cut out and added under the mask if their values are not finite.
- */
-static void add_values(const flash_state *state, const flash_shape shape, float *ot, float *fade,
-                       const flash_band *band, flash_tile *tile, int64_t from, int64_t to, int64_t whole_from,
-                       int64_t whole_to)
-{
-    const int64_t dim = state->block->dim_v;
-    int64_t start = from;
-    for (int64_t j = from; j < to; j++) {
-        if (j == whole_from) {
-            j = whole_to; /* no need to look */
-        }
-        const float *v = tile->v.at + j * tile->v.token;
-        if (j >= to || all_finite(v, dim)) {
-            continue;
-        }
-        value_panel(shape, ot, fade, &tile->v, start, j, dim, state->p + (start - from) * PANEL);
-        if (shape == FLASH_PAIRED) {
-            part_dims(ot, dim);
-        }
-        value_masked(flash_vectors(shape), ot, band, tile->first + j, v, dim, state->p + (j - from) * PANEL);
-        if (shape == FLASH_PAIRED) {
-            pair_dims(ot, dim);
-        }
-        for (int i = 0; i < PANEL; i++) {
-            fade[i] = 1.0f; /* has been applied */
-        }
-        start = j + 1;
-    }
-    if (start < to) {
-        value_panel(shape, ot, fade, &tile->v, start, to, dim, state->p + (start - from) * PANEL);
-    }
-}
-
-static void panel_step(const flash_state *state, int64_t panel, flash_tile *tile)
-{
-    const attn__block *block = state->block;
-    const int64_t rows = attn__min(PANEL, block->count - panel * PANEL);
-    const flash_shape shape = panel_shape(block, panel);
-    const int n = flash_vectors(shape);
-    const flash_band band = {block->first + panel * PANEL, block->lo, block->hi};
-    const int64_t last = band.row + rows - 1;
-
-    /* Offsets in the tile: [from, to) is seen by some row, [whole_from, whole_to) by every row. */
-    int64_t from = attn__max(0, band.row + band.lo - tile->first);
-    int64_t to = attn__min(tile->count, last + band.hi + 1 - tile->first);
-    if (from >= to) {
-        return;
-    }
-    int64_t whole_from = attn__min(to, attn__max(from, last + band.lo - tile->first));
-    int64_t whole_to = attn__max(whole_from, attn__min(to, band.row + band.hi + 1 - tile->first));
-
-    float fade[PANEL];
-    float *ot = state->ot + panel * block->dim_v * PANEL;
-    score_panel(shape, state->p, PANEL, &tile->k, from, to, state->qt + panel * block->dim_qk * PANEL,
-                block->dim_qk);
-    mask_scores(n, state->p, &band, tile->first + from, whole_from - from);
-    mask_scores(n, state->p + (whole_to - from) * PANEL, &band, tile->first + whole_to, to - whole_to);
-    softmax_panel(n, state->p, to - from, state->max + panel * PANEL, state->sum + panel * PANEL, fade);
-    add_values(state, shape, ot, fade, &band, tile, from, to, whole_from, whole_to);
-}
+#include "kernel/cpu/flash_panel.inc.h"
 
 /* ---- begin, loop, end ---------------------------------------------------------------------------- */
 
@@ -376,18 +291,20 @@ static void write_lanes(float *o, int64_t o_stride, const float *ot, int64_t dim
 static void write_rows(const flash_state *state)
 {
     const attn__block *block = state->block;
-    if (panel_shape(block, state->panels - 1) == FLASH_PAIRED) {
-        part_dims(state->ot + (state->panels - 1) * block->dim_v * PANEL, block->dim_v);
-    }
     for (int64_t row = 0; row < block->count; row += VEC_LANES) {
         const int64_t count = attn__min(VEC_LANES, block->count - row);
-        float factor[VEC_LANES];
+        const flash_shape shape = panel_shape(block, row / PANEL);
+        const float *ot = state->ot + row / PANEL * block->dim_v * PANEL;
+        float *o = block->o + row * block->o_stride, factor[VEC_LANES];
         for (int64_t i = 0; i < count; i++) {
             factor[i] = finish_row(block, row + i, state->max[row + i], state->sum[row + i]);
         }
-        write_lanes(block->o + row * block->o_stride, block->o_stride,
-                    state->ot + row / PANEL * block->dim_v * PANEL + row % PANEL, block->dim_v, factor,
-                    count);
+        if (shape.dims == 1) {
+            write_lanes(o, block->o_stride, ot + row % PANEL, block->dim_v, factor, count);
+        }
+        for (int64_t i = 0; shape.dims > 1 && i < count; i++) {
+            unweave_row(shape, ot, row % PANEL + i, o + i * block->o_stride, block->dim_v, factor[i]);
+        }
     }
 }
 

@@ -219,9 +219,9 @@ static void weigh_panel(const backward_state *state, int64_t panel, backward_til
     clear_rows(p, from), clear_rows(ds, from);
     clear_rows(p + to * BACK_Q, tile->count - to), clear_rows(ds + to * BACK_Q, tile->count - to);
     int64_t at = from * BACK_Q;
-    score_panel(FLASH_TWO, p + at, BACK_Q, &tile->k, from, to, state->qt + panel * g->dim_qk * PANEL,
+    score_panel(flash_whole, p + at, BACK_Q, &tile->k, from, to, state->qt + panel * g->dim_qk * PANEL,
                 g->dim_qk);
-    score_panel(FLASH_TWO, ds + at, BACK_Q, &tile->v, from, to, state->dt + panel * g->dim_v * PANEL,
+    score_panel(flash_whole, ds + at, BACK_Q, &tile->v, from, to, state->dt + panel * g->dim_v * PANEL,
                 g->dim_v);
     weigh_masked(p + at, ds + at, whole_from - from, lse, delta, blind, &band, tile->first + from);
     at = whole_from * BACK_Q;

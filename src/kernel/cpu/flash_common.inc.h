@@ -111,20 +111,22 @@ static vec_mask visible(const flash_band *band, int64_t position, int64_t lane)
                        (int32_t)attn__min(attn__max(last, 0), VEC_LANES));
 }
 
-/* Scores of keys that not every lane sees: -inf where the lane does not.  n vectors of lanes. */
-static void mask_scores(const int n, float *s, const flash_band *band, int64_t position, int64_t count)
+/* Scores of keys that not every lane sees: -inf where the lane does not.  n vectors of lanes, rows of s s_row
+ * apart. */
+static void mask_scores(const int n, float *s, int64_t s_row, const flash_band *band, int64_t position,
+                        int64_t count)
 {
     const vec never = vec_set(-INFINITY);
     for (int64_t j = 0; j < count; j++) {
         for (int64_t lane = 0; lane < n * VEC_LANES; lane += VEC_LANES) {
-            float *at = s + j * PANEL + lane;
+            float *at = s + j * s_row + lane;
             vec_store(at, vec_select(visible(band, position + j, lane), vec_load(at), never));
         }
     }
 }
 
-/* Raises the maxima of n vectors of lanes by `count` keys; NaN does not count. */
-VEC_INLINE void raise_max(const int n, const float *s, int64_t count, vec *max)
+/* Raises the maxima of n vectors of lanes by `count` keys, rows of s s_row apart; NaN does not count. */
+VEC_INLINE void raise_max(const int n, const float *s, int64_t s_row, int64_t count, vec *max)
 {
     vec even[2], odd[2]; /* a second set of chains hides the latency of the maximum */
     FLASH_UNROLL
@@ -132,17 +134,17 @@ VEC_INLINE void raise_max(const int n, const float *s, int64_t count, vec *max)
         even[c] = odd[c] = max[c];
     }
     for (int64_t j = 0; j < count / 2; j++) {
-        const float *at = s + 2 * j * PANEL;
+        const float *at = s + 2 * j * s_row;
         FLASH_UNROLL
         for (int c = 0; c < n; c++) {
             even[c] = vec_max(vec_load(at + c * VEC_LANES), even[c]);
-            odd[c] = vec_max(vec_load(at + PANEL + c * VEC_LANES), odd[c]);
+            odd[c] = vec_max(vec_load(at + s_row + c * VEC_LANES), odd[c]);
         }
     }
     FLASH_UNROLL
     for (int c = 0; c < n; c++) {
         if (count % 2 != 0) {
-            odd[c] = vec_max(vec_load(s + (count - 1) * PANEL + c * VEC_LANES), odd[c]);
+            odd[c] = vec_max(vec_load(s + (count - 1) * s_row + c * VEC_LANES), odd[c]);
         }
         max[c] = vec_max(odd[c], even[c]);
     }

@@ -180,8 +180,9 @@ static void end_scores(const dot_state *state, const dot_tile *tile, const dot_t
         score_again(state, tile, task);
     }
     hide_scores(task->s, task->from - task->begin);
-    mask_scores(2, s + task->from * PANEL, &task->band, first + task->from, task->whole_from - task->from);
-    mask_scores(2, s + task->whole_to * PANEL, &task->band, first + task->whole_to,
+    mask_scores(2, s + task->from * PANEL, PANEL, &task->band, first + task->from,
+                task->whole_from - task->from);
+    mask_scores(2, s + task->whole_to * PANEL, PANEL, &task->band, first + task->whole_to,
                 task->to - task->whole_to);
     hide_scores(s + task->to * PANEL, task->end - task->to);
 }
@@ -192,7 +193,7 @@ VEC_INLINE void raise_task(const int parts, const dot_task *task, vec *max, dot_
     const int64_t count = task->end - task->begin;
     for (int64_t j = 0; j < count; j += RAISE_KEYS) {
         take_share(parts, queue, count);
-        raise_max(2, task->s + j * PANEL, RAISE_KEYS, max);
+        raise_max(2, task->s + j * PANEL, PANEL, RAISE_KEYS, max);
     }
 }
 

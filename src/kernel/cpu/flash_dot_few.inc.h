@@ -107,8 +107,8 @@ VEC_INLINE void few_scores(const int n, const dot_state *state, few_tile *tile)
         of.k = state->k, of.k_row = depth;
     }
     few_multiply_qk(&of);
-    mask_scores(n, state->s, &tile->band, tile->first, tile->whole_from);
-    mask_scores(n, state->s + tile->whole_to * PANEL, &tile->band, tile->first + tile->whole_to,
+    mask_scores(n, state->s, PANEL, &tile->band, tile->first, tile->whole_from);
+    mask_scores(n, state->s + tile->whole_to * PANEL, PANEL, &tile->band, tile->first + tile->whole_to,
                 tile->count - tile->whole_to);
     hide_scores(state->s + tile->count * PANEL, tile->padded - tile->count);
 }
@@ -134,7 +134,7 @@ VEC_INLINE void few_raise(const int n, const dot_state *state, const few_tile *t
     float fade[PANEL];
     vec top[2] = {none, none};
     vec_mask moved = 0;
-    raise_max(n, state->s, tile->padded, top);
+    raise_max(n, state->s, PANEL, tile->padded, top);
     FLASH_UNROLL
     for (int c = 0; c < n; c++) {
         float *max = state->max + c * VEC_LANES, *sum = state->sum + c * VEC_LANES;

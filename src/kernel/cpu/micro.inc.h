@@ -10,10 +10,8 @@
  * COST.  m = 6 (16 registers): 8 loads to 12 FMAs; m = 12 (32 registers): 14 to 24.  A core that does two
  * loads and two FMAs a cycle is bound by the FMAs from m = 2 on; m >= 4 also hides their latency of 4 cycles.
  *
- * Panels of few queries are one vector wide: 2 m rows then, 13 loads to 12 FMAs or 25 to 24, and loads are
- * the limit.  So where dims are in whole pairs (FLASH_PAIRED) one broadcast of two dims serves two vectors:
- * the first half of the queries, each in two lanes, even dim and odd dim, and the second half.  Then m is as
- * above.
+ * A panel of few queries is narrow: one broadcast of 2 or 4 dims (flash_shape) serves 2 or 3 vectors, in
+ * which a query has as many lanes side by side, a dim each.  3 vectors take m + 3 loads for 3 m FMAs.
  */
 #include "kernel/cpu/flash_common.inc.h"
 
@@ -21,6 +19,10 @@
 /* What needs these is compiled and then left out. */
 enum { FLASH_PAIRS = false };
 VEC_INLINE vec vec_set_pair(const float *p)
+{
+    return vec_set(*p);
+}
+VEC_INLINE vec vec_set_four(const float *p)
 {
     return vec_set(*p);
 }
@@ -44,22 +46,64 @@ VEC_INLINE vec vec_odd(vec a, vec b)
 enum { FLASH_PAIRS = true };
 #endif
 
-/* How the lanes of a panel are used: one vector of queries, two, or one with dims in pairs. */
-typedef enum flash_shape { FLASH_ONE, FLASH_TWO, FLASH_PAIRED } flash_shape;
+/* How a panel lies in vectors: Q^T and O^T are [dim / dims][query][dims], `vectors` of them a row. */
+typedef struct flash_shape {
+    int dims, vectors;
+} flash_shape;
 
-/* Of `rows` queries. */
+enum { FLASH_WIDE = 3 * VEC_LANES }; /* a row of any shape, at most */
+static const flash_shape flash_whole = {1, 2};
+
+/* What is made for each shape is a function of its own: in one, compilers run short of registers. */
+#define FLASH_SHAPES(make) make(1, 1) make(1, 2) make(2, 2) make(2, 3) make(4, 2) make(4, 3)
+#define FLASH_BY_SHAPE(made)                                                                                 \
+    {                                                                                                        \
+        [1] = {[1] = made##_1_1, [2] = made##_1_2}, [2] = {[2] = made##_2_2, [3] = made##_2_3},              \
+        [4] = {[2] = made##_4_2, [3] = made##_4_3},                                                          \
+    }
+
+/* Of `rows` queries: the narrowest shape that holds them. */
 static flash_shape flash_shape_of(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    if (rows > VEC_LANES) {
-        return FLASH_TWO;
+    for (int dims = 4; dims > 1 && FLASH_PAIRS; dims /= 2) {
+        for (int vectors = 2; vectors <= 3; vectors++) {
+            if (rows * dims <= vectors * VEC_LANES && dim_qk % dims == 0 && dim_v % dims == 0) {
+                return (flash_shape){dims, vectors};
+            }
+        }
     }
-    return FLASH_PAIRS && dim_qk % 2 == 0 && dim_v % 2 == 0 ? FLASH_PAIRED : FLASH_ONE;
+    return (flash_shape){1, rows > VEC_LANES ? 2 : 1};
 }
 
-/* Vectors of scores, maxima and sums. */
-static int flash_vectors(const flash_shape shape)
+VEC_INLINE int flash_queries(const flash_shape shape)
 {
-    return shape == FLASH_TWO ? 2 : 1;
+    return shape.vectors * VEC_LANES / shape.dims;
+}
+
+/* Vectors of scores, maxima and sums: a lane a query. */
+VEC_INLINE int flash_vectors(const flash_shape shape)
+{
+    return shape.vectors > shape.dims ? 2 : 1;
+}
+
+/* From row to row of these and of weights, for any shape no less than PANEL. */
+VEC_INLINE int flash_row(const flash_shape shape)
+{
+    return shape.vectors == 3 ? FLASH_WIDE : PANEL;
+}
+
+/* A query's lane of a, of flash_vectors, becomes `dims` lanes. */
+VEC_INLINE void flash_repeat(const flash_shape shape, const vec *a, vec *lanes)
+{
+    lanes[0] = a[0];
+    lanes[1] = lanes[2] = a[flash_vectors(shape) - 1];
+    FLASH_UNROLL
+    for (int dims = shape.dims; dims > 1; dims /= 2) {
+        const vec first = lanes[0], second = dims == 4 ? first : lanes[1];
+        lanes[0] = vec_mix_low(first, first);
+        lanes[1] = vec_mix_high(first, first);
+        lanes[2] = vec_mix_low(second, second);
+    }
 }
 
 /* ---- rows, and what memory does meanwhile --------------------------------------------------------- */
@@ -68,9 +112,10 @@ static int flash_vectors(const flash_shape shape)
  * What lies behind some rows of K or V, asked for while these are computed with.  Left alone, memory stands
  * still while a core multiplies, and the core while memory delivers; many requests at once wait for each
  * other.  So each `period` elements that a micro-kernel takes bring a request for one line, in good time and
- * evenly, into the L2; every ASK_STEPS steps, since a micro-kernel has no register left for them.
+ * evenly, into the L2; every ASK_ELEMENTS, since a micro-kernel has no register left for them, but not many
+ * lines at once.
  */
-enum { ASK_STEPS = 8 };
+enum { ASK_ELEMENTS = 64 };
 
 typedef struct flash_ask {
     uintptr_t at;        /* the next line */
@@ -105,14 +150,14 @@ VEC_INLINE void ask(flash_ask *next, int64_t elements)
 /* Rows of a micro-kernel, at most. */
 VEC_INLINE int flash_most(const flash_shape shape)
 {
-    return shape == FLASH_ONE ? 2 * VEC_ROWS : VEC_ROWS;
+    return 2 * VEC_ROWS / shape.vectors;
 }
 
 /* Rows of the next micro-kernel when `left` remain: pieces of 4 and more keep the FMA units busy (8 chains),
  * so 8 is cut 4 + 4 and not 6 + 2. */
 VEC_INLINE int flash_step(const int most, int64_t left)
 {
-    if (left >= most && left != 8) {
+    if (left >= most && (left != 8 || most == 8)) {
         return most;
     }
     if (most > 8 && left >= 8) {
@@ -121,23 +166,46 @@ VEC_INLINE int flash_step(const int most, int64_t left)
     return left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* One number for all lanes, or two for pairs of them. */
-VEC_INLINE vec flash_broadcast(const flash_shape shape, const float *p)
+/* Steps of a micro-kernel between requests. */
+VEC_INLINE int flash_ask_steps(const int m, const flash_shape shape)
 {
-    return shape == FLASH_PAIRED ? vec_set_pair(p) : vec_set(*p);
+    const int steps = ASK_ELEMENTS / (m * shape.dims);
+    return steps > 2 ? steps : 2;
 }
 
-/* s[m][lanes] = k[m][dim] * qt[dim][lanes], or qt[dim / 2][lanes in pairs]; rows of s s_row apart */
+/* `dims` numbers, over and over. */
+VEC_INLINE vec flash_broadcast(const flash_shape shape, const float *p)
+{
+    return shape.dims == 4 ? vec_set_four(p) : shape.dims == 2 ? vec_set_pair(p) : vec_set(*p);
+}
+
+/* s[lanes] = the sums of each query's lanes of acc */
+VEC_INLINE void flash_store_sums(const flash_shape shape, float *s, vec *acc)
+{
+    FLASH_UNROLL
+    for (int dims = shape.dims; dims > 1; dims /= 2) {
+        const vec third = shape.vectors == 3 ? acc[2] : acc[1];
+        acc[0] = vec_add(vec_even(acc[0], acc[1]), vec_odd(acc[0], acc[1]));
+        acc[1] = acc[2] = vec_add(vec_even(third, third), vec_odd(third, third));
+    }
+    vec_store(s, acc[0]);
+    if (flash_vectors(shape) == 2) {
+        vec_store(s + VEC_LANES, acc[1]);
+    }
+}
+
+/* s[m][lanes] = k[m][dim] * qt[dim / dims][lanes][dims]; rows of s s_row apart */
 VEC_INLINE void score_rows(const int m, const flash_shape shape, float *s, int64_t s_row, const float *k,
                            int64_t k_token, const float *qt, int64_t dim, flash_ask *asked)
 {
-    const int dims = shape == FLASH_PAIRED ? 2 : 1;
     flash_ask next = *asked;
-    vec acc[2 * VEC_ROWS][2];
+    vec acc[2 * VEC_ROWS][3];
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        acc[i][0] = vec_set(0.0f);
-        acc[i][1] = vec_set(0.0f);
+        FLASH_UNROLL
+        for (int c = 0; c < shape.vectors; c++) {
+            acc[i][c] = vec_set(0.0f);
+        }
     }
     const float *fourth[(2 * VEC_ROWS + 3) / 4]; /* of k: 24 rows are more than there are address registers */
     FLASH_UNROLL
@@ -145,30 +213,31 @@ VEC_INLINE void score_rows(const int m, const flash_shape shape, float *s, int64
         fourth[i] = k + 4 * i * k_token;
     }
     for (int64_t d = 0, end; d < dim;) {
-        end = attn__min(d + ASK_STEPS, dim);
+        end = attn__min(d + flash_ask_steps(m, shape) * shape.dims, dim);
         ask(&next, m * (end - d));
-        for (; d < end; d += dims, qt += PANEL) {
-            vec q0 = vec_load(qt);
-            vec q1 = shape == FLASH_ONE ? q0 : vec_load(qt + VEC_LANES);
+        for (; d < end; d += shape.dims, qt += flash_row(shape)) {
+            vec q[3];
+            FLASH_UNROLL
+            for (int c = 0; c < shape.vectors; c++) {
+                q[c] = vec_load(qt + c * VEC_LANES);
+            }
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
-                vec x = flash_broadcast(shape, &fourth[i / 4][i % 4 * k_token]);
-                acc[i][0] = vec_fma(x, q0, acc[i][0]);
-                acc[i][1] = shape == FLASH_ONE ? acc[i][1] : vec_fma(x, q1, acc[i][1]);
+                const vec x = flash_broadcast(shape, &fourth[i / 4][i % 4 * k_token]);
+                FLASH_UNROLL
+                for (int c = 0; c < shape.vectors; c++) {
+                    acc[i][c] = vec_fma(x, q[c], acc[i][c]);
+                }
             }
             FLASH_UNROLL
             for (int i = 0; i < (m + 3) / 4; i++) {
-                fourth[i] += dims;
+                fourth[i] += shape.dims;
             }
         }
     }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        const vec even = vec_even(acc[i][0], acc[i][1]), odd = vec_odd(acc[i][0], acc[i][1]);
-        vec_store(s + i * s_row, shape == FLASH_PAIRED ? vec_add(even, odd) : acc[i][0]);
-        if (shape == FLASH_TWO) {
-            vec_store(s + i * s_row + VEC_LANES, acc[i][1]);
-        }
+        flash_store_sums(shape, s + i * s_row, acc[i]);
     }
     *asked = next;
 }
@@ -196,64 +265,63 @@ VEC_INLINE void score_lanes(const flash_shape shape, float *s, int64_t s_row, fl
     }
 }
 
+#define SCORE_LANES(dims, vectors)                                                                           \
+    static void score_##dims##_##vectors(float *s, int64_t s_row, flash_rows *rows, int64_t from,            \
+                                         int64_t to, const float *qt, int64_t dim)                           \
+    {                                                                                                        \
+        score_lanes((flash_shape){dims, vectors}, s, s_row, rows, from, to, qt, dim);                        \
+    }
+FLASH_SHAPES(SCORE_LANES)
+
 /* S^T of the keys from .. to and one panel */
 static void score_panel(const flash_shape shape, float *s, int64_t s_row, flash_rows *rows, int64_t from,
                         int64_t to, const float *qt, int64_t dim)
 {
-    if (shape == FLASH_TWO) {
-        score_lanes(FLASH_TWO, s, s_row, rows, from, to, qt, dim);
-    } else if (shape == FLASH_ONE) {
-        score_lanes(FLASH_ONE, s, s_row, rows, from, to, qt, dim);
-    } else {
-        score_lanes(FLASH_PAIRED, s, s_row, rows, from, to, qt, dim);
-    }
+    static void (*const lanes[][4])(float *, int64_t, flash_rows *, int64_t, int64_t, const float *,
+                                    int64_t) = FLASH_BY_SHAPE(score);
+    lanes[shape.dims][shape.vectors](s, s_row, rows, from, to, qt, dim);
 }
 
-/* The two vectors of lanes of weights, or of what else there is one of for a query, at p. */
-VEC_INLINE void flash_lanes(const flash_shape shape, const float *p, vec lanes[2])
-{
-    const vec first = vec_load(p);
-    lanes[0] = shape == FLASH_PAIRED ? vec_mix_low(first, first) : first;
-    lanes[1] = shape == FLASH_PAIRED ? vec_mix_high(first, first)
-               : shape == FLASH_TWO  ? vec_load(p + VEC_LANES)
-                                     : first;
-}
-
-/* ot[m][lanes] = ot * fade + v[count][m]^T * p[count][lanes], or m pairs of dims.  The new keys are summed
- * apart from the old ones: blocks of a sum keep its rounding error small, and one FMA at the end is no dearer
- * than a product before. */
+/* ot[m][lanes] = ot * fade + v[count][m * dims]^T * p[count][lanes]; p and fade have flash_repeat's lanes.
+ * The new keys are summed apart from the old ones: blocks of a sum keep its rounding error small, and one FMA
+ * at the end is no dearer than a product before. */
 VEC_INLINE void value_rows(const int m, const flash_shape shape, float *ot, const float *fade, const float *v,
                            int64_t v_token, const float *p, int64_t count, flash_ask *asked)
 {
-    const int dims = shape == FLASH_PAIRED ? 2 : 1;
     flash_ask next = *asked;
-    vec acc[2 * VEC_ROWS][2], lanes[2];
+    vec acc[2 * VEC_ROWS][3];
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        acc[i][0] = vec_set(0.0f);
-        acc[i][1] = vec_set(0.0f);
-    }
-    for (int64_t j = 0, end; j < count;) {
-        end = attn__min(j + ASK_STEPS, count);
-        ask(&next, m * dims * (end - j));
-        for (; j < end; j++) {
-            flash_lanes(shape, p + j * PANEL, lanes);
-            FLASH_UNROLL
-            for (int i = 0; i < m; i++) {
-                vec x = flash_broadcast(shape, v + dims * i);
-                acc[i][0] = vec_fma(x, lanes[0], acc[i][0]);
-                acc[i][1] = shape == FLASH_ONE ? acc[i][1] : vec_fma(x, lanes[1], acc[i][1]);
-            }
-            v += v_token;
+        FLASH_UNROLL
+        for (int c = 0; c < shape.vectors; c++) {
+            acc[i][c] = vec_set(0.0f);
         }
     }
-    flash_lanes(shape, fade, lanes);
+    for (int64_t j = 0, end; j < count;) {
+        end = attn__min(j + flash_ask_steps(m, shape), count);
+        ask(&next, m * shape.dims * (end - j));
+        for (; j < end; j++, p += flash_row(shape), v += v_token) {
+            vec lanes[3];
+            FLASH_UNROLL
+            for (int c = 0; c < shape.vectors; c++) {
+                lanes[c] = vec_load(p + c * VEC_LANES);
+            }
+            FLASH_UNROLL
+            for (int i = 0; i < m; i++) {
+                const vec x = flash_broadcast(shape, v + shape.dims * i);
+                FLASH_UNROLL
+                for (int c = 0; c < shape.vectors; c++) {
+                    acc[i][c] = vec_fma(x, lanes[c], acc[i][c]);
+                }
+            }
+        }
+    }
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
-        float *at = ot + i * PANEL;
-        vec_store(at, vec_fma(vec_load(at), lanes[0], acc[i][0]));
-        if (shape != FLASH_ONE) {
-            vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), lanes[1], acc[i][1]));
+        FLASH_UNROLL
+        for (int c = 0; c < shape.vectors; c++) {
+            float *at = ot + i * flash_row(shape) + c * VEC_LANES;
+            vec_store(at, vec_fma(vec_load(at), vec_load(fade + c * VEC_LANES), acc[i][c]));
         }
     }
     *asked = next;
@@ -262,11 +330,11 @@ VEC_INLINE void value_rows(const int m, const flash_shape shape, float *ot, cons
 VEC_INLINE void value_lanes(const flash_shape shape, float *ot, const float *fade, flash_rows *rows,
                             int64_t from, int64_t to, int64_t dim, const float *p)
 {
-    const int most = flash_most(shape), dims = shape == FLASH_PAIRED ? 2 : 1;
+    const int most = flash_most(shape), dims = shape.dims;
     const int64_t token = rows->token, count = to - from;
     const float *v = rows->at + from * token;
     int m;
-    for (int64_t d = 0; d < dim; d += m * dims, ot += m * PANEL, v += m * dims) {
+    for (int64_t d = 0; d < dim; d += m * dims, ot += m * flash_row(shape), v += m * dims) {
         m = flash_step(most, (dim - d) / dims);
         if (m == most) {
             value_rows(most, shape, ot, fade, v, token, p, count, &rows->ask);
@@ -282,36 +350,21 @@ VEC_INLINE void value_lanes(const flash_shape shape, float *ot, const float *fad
     }
 }
 
-/* O^T of one panel takes in the values from .. to, of weights p[count][PANEL] */
+#define VALUE_LANES(dims, vectors)                                                                           \
+    static void value_##dims##_##vectors(float *ot, const float *fade, flash_rows *rows, int64_t from,       \
+                                         int64_t to, int64_t dim, const float *p)                            \
+    {                                                                                                        \
+        value_lanes((flash_shape){dims, vectors}, ot, fade, rows, from, to, dim, p);                         \
+    }
+FLASH_SHAPES(VALUE_LANES)
+
+/* O^T of one panel takes in the values from .. to, of weights p[count][flash_row] */
 static void value_panel(const flash_shape shape, float *ot, const float *fade, flash_rows *rows, int64_t from,
                         int64_t to, int64_t dim, const float *p)
 {
-    if (shape == FLASH_TWO) {
-        value_lanes(FLASH_TWO, ot, fade, rows, from, to, dim, p);
-    } else if (shape == FLASH_ONE) {
-        value_lanes(FLASH_ONE, ot, fade, rows, from, to, dim, p);
-    } else {
-        value_lanes(FLASH_PAIRED, ot, fade, rows, from, to, dim, p);
-    }
-}
-
-/* x[dim][PANEL], of which VEC_LANES lanes are used, to x[dim / 2][lanes in pairs], and back. */
-static void pair_dims(float *x, int64_t dim)
-{
-    for (int64_t i = 0; i < dim / 2; i++) {
-        const vec even = vec_load(x + 2 * i * PANEL), odd = vec_load(x + (2 * i + 1) * PANEL);
-        vec_store(x + i * PANEL, vec_mix_low(even, odd));
-        vec_store(x + i * PANEL + VEC_LANES, vec_mix_high(even, odd));
-    }
-}
-
-static void part_dims(float *x, int64_t dim)
-{
-    for (int64_t i = dim / 2 - 1; i >= 0; i--) {
-        const vec low = vec_load(x + i * PANEL), high = vec_load(x + i * PANEL + VEC_LANES);
-        vec_store(x + 2 * i * PANEL, vec_even(low, high));
-        vec_store(x + (2 * i + 1) * PANEL, vec_odd(low, high));
-    }
+    static void (*const lanes[][4])(float *, const float *, flash_rows *, int64_t, int64_t, int64_t,
+                                    const float *) = FLASH_BY_SHAPE(value);
+    lanes[shape.dims][shape.vectors](ot, fade, rows, from, to, dim, p);
 }
 
 /* ---- sums of gradients ---------------------------------------------------------------------------- */

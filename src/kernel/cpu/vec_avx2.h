@@ -28,6 +28,10 @@ VEC_INLINE vec vec_set_pair(const float *p)
     memcpy(&pair, p, sizeof pair);
     return _mm256_castpd_ps(_mm256_set1_pd(pair));
 }
+VEC_INLINE vec vec_set_four(const float *p)
+{
+    return _mm256_broadcast_ps((const __m128 *)p);
+}
 VEC_INLINE vec vec_mix_low(vec a, vec b)
 {
     return _mm256_permute2f128_ps(_mm256_unpacklo_ps(a, b), _mm256_unpackhi_ps(a, b), 0x20);

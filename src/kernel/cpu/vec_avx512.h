@@ -20,13 +20,17 @@ VEC_INLINE vec vec_set(float x)
 {
     return _mm512_set1_ps(x);
 }
-/* Two numbers, over and over. */
+/* Two or four numbers, over and over. */
 #define VEC_PAIRS
 VEC_INLINE vec vec_set_pair(const float *p)
 {
     double pair;
     memcpy(&pair, p, sizeof pair);
     return _mm512_castpd_ps(_mm512_set1_pd(pair));
+}
+VEC_INLINE vec vec_set_four(const float *p)
+{
+    return _mm512_broadcast_f32x4(_mm_loadu_ps(p));
 }
 /* a0, b0, a1, b1, ..: the first half, and the second */
 VEC_INLINE vec vec_mix_low(vec a, vec b)
