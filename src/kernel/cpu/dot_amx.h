@@ -260,6 +260,7 @@ static void dot_product(const attn__dot *dot)
 enum {
     FEW_SHARE = 10,
     FEW_STEP_ROWS = 16,
+    FEW_PV_ROWS = 16,
     FEW_STEP_COST = 2, /* half of P is 0 */
     FEW_P_PARTS = 4,
 };

@@ -124,6 +124,7 @@ enum {
     FEW_DEPTH = 32, /* of a step */
     FEW_SHARE = 14,
     FEW_STEP_ROWS = 8,
+    FEW_PV_ROWS = 4,
     FEW_STEP_COST = 1,
     FEW_P_PARTS = 1,
 };
@@ -260,34 +261,33 @@ static void few_multiply_qk(const few_qk *of)
     }
 }
 
-/* 8 rows by 32 dims of O. */
-VEC_INLINE void few_pv_block(const few_pv *of, int64_t row, int64_t dim)
+/* 4 or 8 rows by 32 dims of O. */
+VEC_INLINE void few_pv_block(const int rows, const few_pv *of, int64_t row, int64_t dim)
 {
-    enum { ROWS = FEW_STEP_ROWS };
     float *o = of->o + row * of->o_row + dim;
     const uint16_t *v = of->v + dim;
-    vec acc[2 * ROWS];
+    vec acc[2 * FEW_STEP_ROWS];
     FLASH_UNROLL
-    for (int i = 0; i < 2 * ROWS; i++) {
+    for (int i = 0; i < 2 * rows; i++) {
         acc[i] = vec_load(o + i / 2 * of->o_row + i % 2 * VEC_LANES);
     }
     for (int64_t key = 0; key < of->keys; key += FEW_DEPTH) {
-        const uint16_t *fourth[ROWS / 4];
-        few_fourths(ROWS, fourth, of->p + row * of->p_row + key, of->p_row);
+        const uint16_t *fourth[FEW_STEP_ROWS / 4];
+        few_fourths(rows, fourth, of->p + row * of->p_row + key, of->p_row);
         for (int64_t k = 0; k < FEW_DEPTH; k += PAIR, v += PAIR * of->v_row) {
             const __m512i even = _mm512_loadu_si512(v), odd = _mm512_loadu_si512(v + of->v_row);
             const __m512bh pairs[2] = {(__m512bh)_mm512_unpacklo_epi16(even, odd),
                                        (__m512bh)_mm512_unpackhi_epi16(even, odd)};
             FLASH_UNROLL
-            for (int i = 0; i < 2 * ROWS; i++) {
+            for (int i = 0; i < 2 * rows; i++) {
                 const __m512bh x = dot_pair(fourth[i / 8] + i / 2 % 4 * of->p_row + k);
                 acc[i] = _mm512_dpbf16_ps(acc[i], x, pairs[i % 2]);
             }
         }
-        few_ask(of->ahead, of->lines);
+        few_ask(of->ahead, (of->lines * rows + FEW_STEP_ROWS - 1) / FEW_STEP_ROWS);
     }
     FLASH_UNROLL
-    for (int i = 0; i < 2 * ROWS; i++) {
+    for (int i = 0; i < 2 * rows; i++) {
         vec_store(o + i / 2 * of->o_row + i % 2 * VEC_LANES, acc[i]);
     }
 }
@@ -296,7 +296,11 @@ static void few_multiply_pv(const few_pv *of)
 {
     for (int64_t dim = 0; dim < of->dims; dim += PAIR_LANES) {
         for (int64_t row = 0; row < of->rows; row += FEW_STEP_ROWS) {
-            few_pv_block(of, row, dim);
+            if (of->rows - row <= FEW_PV_ROWS) {
+                few_pv_block(FEW_PV_ROWS, of, row, dim);
+            } else {
+                few_pv_block(FEW_STEP_ROWS, of, row, dim);
+            }
         }
     }
 }

@@ -9,6 +9,7 @@
  *     few_order              how the dims of O lie
  *     FEW_SHARE              of 16 lines that are asked for, during products; the others during the softmax
  *     FEW_STEP_ROWS, _COST   rows of few_pv in a step; how many steps of few_qk one takes as long as
+ *     FEW_PV_ROWS            rows of the least part of a step; it asks for its part of the lines
  *     FEW_P_PARTS            bf16 of P for a weight
  *
  * Include it after flash_common.inc.h and dot_pack.h.

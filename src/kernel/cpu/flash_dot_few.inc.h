@@ -75,7 +75,7 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
                                block->dim_qk * size, span->k_token * size, values);
     const int64_t lines = (state->depth + few_width(state)) * size * FEW_KEYS / LINE; /* of 32 keys */
     const int64_t rows = round_up(block->count, block->count <= FEW_STEP_ROWS ? FEW_STEP_ROWS : VEC_LANES);
-    const int64_t steps = rows * state->depth + round_up(block->count, FEW_STEP_ROWS) * few_width(state) *
+    const int64_t steps = rows * state->depth + round_up(block->count, FEW_PV_ROWS) * few_width(state) *
                                                     FEW_STEP_COST; /* 256 to a step */
     tile->step_lines = attn__ceil_div(lines * FEW_SHARE * 256 / 16, steps);
     tile->softmax_lines = lines * (16 - FEW_SHARE) / 16 / (FEW_KEYS / PAIR);
