@@ -26,7 +26,6 @@
 enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4, /* rows that share a load */
     FEW_MOST = PANEL * 3 / 4,                  /* rows of a call */
-    FEW_EMPTY = VEC_LANES < 16 ? 4 : 6,        /* one lane of so many of a panel's without a row is many */
     FEW_KEYS = 2048,                           /* of a tile, at most */
     FEW_BYTES = 512 * 1024,                    /* of K in a tile: turning from K to V takes time */
     FEW_BLOCK = 32,                            /* keys of a block; their values are a sum of their own */
@@ -328,15 +327,15 @@ static void few_end(const few_state *state)
     }
 }
 
-/* Is this path faster than a panel?  With the rows of one group; if many of the panel's lanes would be empty;
- * and with those of two groups if a panel would have to widen K and V first. */
+/* Is this path faster than a panel?  With the rows of one group; if a quarter of the lanes of a panel that is
+ * not narrow would be empty; and with the rows of two groups if a panel would have to widen K and V first. */
 static bool few_suits(const attn__block *block)
 {
     const int64_t rows = block->count;
     const flash_shape shape = flash_shape_of(rows, block->dim_qk, block->dim_v);
-    const bool empty = FEW_EMPTY * (flash_queries(shape) - rows) >= flash_queries(shape);
-    const bool one = shape.dims > 1 && rows <= FEW_GROUP;
-    return rows <= FEW_MOST && (empty || one || (block->dtype != ATTN_F32 && rows <= 2 * FEW_GROUP));
+    const int64_t lanes = flash_queries(shape);
+    const bool suits = shape.dims > 1 ? rows <= FEW_GROUP : 4 * rows <= 3 * lanes;
+    return rows <= FEW_MOST && (suits || (block->dtype != ATTN_F32 && rows <= 2 * FEW_GROUP));
 }
 
 static void few_forward(const attn__block *block, float *scratch)
