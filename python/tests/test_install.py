@@ -46,10 +46,13 @@ class Environment:
         venv.create(folder, system_site_packages=True, with_pip=False)
         self.python = folder / "bin" / "python"
         self.folder = folder
+        # Behind the new one's own packages, since attn may be installed beside NumPy.
+        packages, = folder.glob("lib/python*/site-packages")
+        (packages / "numpy.pth").write_text(f"{pathlib.Path(numpy.__file__).parents[1]}\n")
 
     def install(self, *arguments):
-        # In an environment of its own, this Python's NumPy is not a site package of the new one.
-        own = [] if sys.prefix == sys.base_prefix else ["--no-deps"]
+        # In an environment of its own, this Python's packages are not site packages of the new one.
+        own = [] if sys.prefix == sys.base_prefix else ["--no-deps", "--ignore-installed"]
         subprocess.run([
             sys.executable, "-m", "pip", "--disable-pip-version-check", "--python", self.python, "install",
             "--quiet", "--no-index", *own, *arguments
@@ -63,13 +66,12 @@ class Environment:
             name: value
             for name, value in os.environ.items() if name not in ("ATTN_LIBRARY", "PYTHONPATH")
         }
-        path = str(pathlib.Path(numpy.__file__).parents[1])
         answer = subprocess.run([self.python, "-c", code],
                                 cwd=self.folder,
                                 check=True,
                                 capture_output=True,
                                 text=True,
-                                env={**kept, "PYTHONPATH": path, **more})
+                                env={**kept, **more})
         return answer.stdout.split()
 
 
