@@ -44,8 +44,9 @@ enum {
     SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
     KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
-    FIRST_KEYS = 12,          /* of the first tile of a single panel, and how many more of each next one */
-    COPY_PANELS = 4,          /* readers that make copying rows of K and V worth it */
+    FIRST_KEYS = 12, /* of the first tile of a single panel, and how many more of each next one; tiles
+                      * are multiples of it, so that few keys are left to small micro-kernels */
+    COPY_PANELS = 4, /* readers that make copying rows of K and V worth it */
 };
 
 static const double LOG2_E = 1.44269504088896340736;
@@ -130,7 +131,7 @@ static flash_shape panel_shape(const attn__block *block, int64_t panel)
     return flash_shape_of(block->count - panel * PANEL, block->dim_qk, block->dim_v);
 }
 
-/* Query `lane` of a narrow panel x takes a row, times factor, or gives it. */
+/* Query `lane` of a narrow panel x, [dim / dims][query][dims], takes a row, times factor, or gives it. */
 static void weave_row(const flash_shape shape, float *x, int64_t lane, const float *row, int64_t dim,
                       float factor)
 {
@@ -166,9 +167,11 @@ static void pack_queries(const flash_state *state)
         widen_rows(state->k, &q, dim, lane, block->count);
         if (shape.dims == 1) {
             transpose_rows(qt + lane % PANEL, state->k, dim, factor);
+            continue;
         }
-        for (int i = 0; shape.dims > 1 && i < VEC_LANES && (lane + i) % PANEL < flash_queries(shape); i++) {
-            weave_row(shape, qt, (lane + i) % PANEL, state->k + i * dim, dim, factor);
+        const int64_t begin = lane % PANEL, end = attn__min(begin + VEC_LANES, flash_queries(shape));
+        for (int64_t i = begin; i < end; i++) {
+            weave_row(shape, qt, i, state->k + (i - begin) * dim, dim, factor);
         }
     }
 }
@@ -301,8 +304,9 @@ static void write_rows(const flash_state *state)
         }
         if (shape.dims == 1) {
             write_lanes(o, block->o_stride, ot + row % PANEL, block->dim_v, factor, count);
+            continue;
         }
-        for (int64_t i = 0; shape.dims > 1 && i < count; i++) {
+        for (int64_t i = 0; i < count; i++) {
             unweave_row(shape, ot, row % PANEL + i, o + i * block->o_stride, block->dim_v, factor[i]);
         }
     }

@@ -76,7 +76,10 @@ static void narrow_masked(const flash_shape shape, float *ot, const flash_band *
 {
     for (int i = 0; i < flash_queries(shape); i++) {
         const int64_t apart = position - band->row - i;
-        for (int64_t d = 0; d < dim && band->lo <= apart && apart <= band->hi; d++) {
+        if (apart < band->lo || apart > band->hi) {
+            continue;
+        }
+        for (int64_t d = 0; d < dim; d++) {
             ot[d / shape.dims * flash_row(shape) + i * shape.dims + d % shape.dims] +=
                 v[d] * p[i * shape.dims];
         }
