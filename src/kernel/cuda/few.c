@@ -319,11 +319,17 @@ typedef struct merge {
                       where there are more */
 } merge;
 
+/* Bytes that few_merge keeps of a row of a part: the row and its weight. */
+static int64_t merge_row_size(const attn__cuda_call *call)
+{
+    return (FEW_PART_ROW(call->dim_v) + FEW_MERGE_KEPT) * (int64_t)sizeof(float);
+}
+
 static merge merge_of(const cut *c, const attn__cuda_call *call, const attn__cuda_device *device)
 {
     const int64_t long_ones =
         call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
-    const int64_t row = FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
+    const int64_t row = merge_row_size(call);
     merge m = {.tiles = attn__min(c->all, c->blocks)};
     m.rows = attn__min(attn__ceil_div(m.tiles * c->rows, device->sms),
                        FEW_MERGE_THREADS * 4 / attn__max(call->dim_v, 1));
@@ -411,11 +417,10 @@ static attn_status launch_few(few_params *p, const cut *c, const attn__cuda_call
 static attn_status launch_merge(few_params *p, const merge *m, const attn__cuda_call *call,
                                 const attn__cuda_device *device, void *stream)
 {
-    int64_t row = FEW_PART_ROW(call->dim_v) * (int64_t)sizeof(float);
     attn__cuda_launch launch = {
         .grid = {(unsigned)(m->tiles * m->row_blocks), 1, 1},
         .block = FEW_MERGE_THREADS,
-        .shared = (unsigned)(m->parts * m->rows * row),
+        .shared = (unsigned)(m->parts * m->rows * merge_row_size(call)),
         .overlap = true,
         .stream = stream,
     };

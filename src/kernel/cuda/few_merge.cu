@@ -14,7 +14,7 @@
  */
 #include "kernel/cuda/few_share.cuh"
 
-enum { THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32, MOST_ROWS = THREADS / 2 /* of 8 dims */ };
+enum { KEPT = FEW_MERGE_KEPT, THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32, MOST_ROWS = THREADS / 2 /* of 8 dims */ };
 
 /* What the parts so far have come to: a row's maximum, in powers of 2, its sum of weights, and by what its columns fade
  * before the parts of this round are added. */
@@ -124,8 +124,14 @@ FEW merge_place place_of(const few_params *p, const merge_tile *t, const merge_w
     return at;
 }
 
-/* These rows of the parts begin .. begin + count - 1, to shared memory.  The first part ends a block's share, the
- * others begin one. */
+/* Where a row of a part of the tile is.  The first part ends a block's share, the others begin one. */
+FEW const float *part_row(const few_params *p, const merge_tile *t, unsigned part, int row)
+{
+    int64_t place = (int64_t)(t->first + part) * 2 + (part == 0 && !p->pairs);
+    return p->parts + (place * p->rows + row) * FEW_PART_ROW(p->dim_v);
+}
+
+/* Asks for these rows of the parts begin .. begin + count - 1, to shared memory. */
 FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *w, unsigned begin, unsigned count,
                     uint32_t to)
 {
@@ -143,18 +149,28 @@ FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *
             at += step;
         }
     }
-    ptx_copy_wait_all();
-    __syncthreads();
 }
 
-/* The weights of a row's `count` parts, which lie `stride` floats apart, each in place of its maximum; by a warp.  below: what is
- * behind the columns of the first. */
-FEW void weigh_parts(merge_row *row, float *below, int count, int stride)
+/* Asks for the same rows' maxima and sums of weights, KEPT floats a row of a part: each warp for the rows that it weighs. */
+FEW void load_sums(const few_params *p, const merge_tile *t, const merge_work *w, unsigned begin, unsigned count,
+                   uint32_t to)
 {
-    float most = row->most, before = most, sum = 0.0f;
+    for (int row = (int)threadIdx.x / 32; row < w->rows; row += WARPS) {
+#pragma unroll 4
+        for (unsigned part = threadIdx.x % 32; part < count; part += 32) {
+            ptx_copy_16(to + (row * p->merge_parts + part) * (KEPT * 4),
+                        part_row(p, t, begin + part, w->first + row) + p->dim_v, 16);
+        }
+    }
+}
+
+/* The weights of a row's `count` parts, each in place of its maximum; by a warp.  begins: there were none before. */
+FEW void weigh_parts(merge_row *row, float *sums, int count, bool begins)
+{
+    float before = begins ? -INFINITY : row->most, most = before, sum = 0.0f;
 #pragma unroll 1
     for (int i = (int)(threadIdx.x % 32); i < count; i += 32) {
-        most = fmaxf(most, below[i * stride]);
+        most = fmaxf(most, sums[i * KEPT]);
     }
     for (int step = 1; step < 32; step *= 2) {
         most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
@@ -162,26 +178,26 @@ FEW void weigh_parts(merge_row *row, float *below, int count, int stride)
     float used = most == -INFINITY ? 0.0f : most, fade = ptx_exp2(before - used);
 #pragma unroll 1
     for (int i = (int)(threadIdx.x % 32); i < count; i += 32) {
-        float weight = ptx_exp2(below[i * stride] - used);
-        sum += below[i * stride + 1] * weight;
-        below[i * stride] = weight;
+        float weight = ptx_exp2(sums[i * KEPT] - used);
+        sum += sums[i * KEPT + 1] * weight;
+        sums[i * KEPT] = weight;
     }
     for (int step = 1; step < 32; step *= 2) {
         sum += __shfl_xor_sync(~0u, sum, step);
     }
     if (threadIdx.x % 32 == 0) {
-        merge_row now = {most, row->sum * fade + sum, fade};
+        merge_row now = {most, begins ? sum : row->sum * fade + sum, fade};
         *row = now;
     }
 }
 
-/* Adds every step-th of `count` parts; x: these columns of the first, weight: its weight. */
-FEW void add_parts(float4 *o, const float *x, const float *weight, int count, int step, int stride)
+/* Adds every step-th of `count` parts, which lie `stride` floats apart; x: these columns of the first, weights: its weight. */
+FEW void add_parts(float4 *o, const float *x, const float *weights, int count, int step, int stride)
 {
 #pragma unroll 8
     for (int i = 0; i < count; i += step) {
         float4 y = *(const float4 *)(x + i * stride);
-        float w = weight[i * stride];
+        float w = weights[i * KEPT];
         o->x += y.x * w;
         o->y += y.y * w;
         o->z += y.z * w;
@@ -213,24 +229,27 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
 {
     __shared__ merge_row rows[MOST_ROWS];
     int row = FEW_PART_ROW(p->dim_v), stride = (int)w->bytes / 4, skip = at->number * row + at->member * stride;
-    float *from = (float *)shared;
+    float *from = (float *)shared, *sums = from + p->merge_parts * stride;
     float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
-    if ((int)threadIdx.x < w->rows) {
-        merge_row none = {-INFINITY, 0.0f, 0.0f};
-        rows[threadIdx.x] = none;
-    }
     for (int begin = 0; begin < parts; begin += p->merge_parts) {
         int count = min(parts - begin, p->merge_parts);
+        load_sums(p, t, w, (unsigned)begin, (unsigned)count, ptx_shared(sums));
+        ptx_copy_commit();
         load_parts(p, t, w, (unsigned)begin, (unsigned)count, ptx_shared(shared));
+        ptx_copy_commit();
+        PTX_COPY_WAIT(1);
+        __syncwarp();
         for (int i = (int)threadIdx.x / 32; i < w->rows; i += WARPS) {
-            weigh_parts(&rows[i], from + i * row + p->dim_v, count, stride);
+            weigh_parts(&rows[i], sums + i * p->merge_parts * KEPT, count, begin == 0);
         }
+        PTX_COPY_WAIT(0);
         __syncthreads();
         if (at->member < w->members) {
             float fade = rows[at->number].fade;
             float4 faded = {o.x * fade, o.y * fade, o.z * fade, o.w * fade};
             o = faded;
-            add_parts(&o, from + skip + at->column, from + skip + p->dim_v, count - at->member, w->members, stride);
+            add_parts(&o, from + skip + at->column, sums + (at->number * p->merge_parts + at->member) * KEPT,
+                      count - at->member, w->members, stride);
         }
         __syncthreads();
     }

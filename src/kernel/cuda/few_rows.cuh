@@ -47,10 +47,33 @@ FEW void mask(const few_state *s, float *scores, int key)
     }
 }
 
-/* Scores of the keys from `key` on to weights; o and sums follow the new maximum. */
+/* By how many powers of 2 a score may be above a row's maximum: that of fp16 sums of weights is far away. */
+enum { SLACK = 8 };
+
+/* Raises the maximum of rows that have a score more than SLACK above it; o and sums fade.  top: this thread's. */
+FEW void raise(few_state *s, const float *top)
+{
+#pragma unroll
+    for (int r = 0; r < 2; r++) {
+        float most = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1)), fade = 1.0f;
+        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
+        if (most > s->most[r] + SLACK) {
+            fade = ptx_exp2(s->most[r] - most);
+            s->most[r] = most;
+        }
+        s->sum[r] *= fade;
+#pragma unroll
+        for (int i = 0; i < DIM / 4; i++) {
+            s->o[i / 2 * 4 + 2 * r + i % 2] *= fade;
+        }
+    }
+}
+
+/* Scores of the keys from `key` on to weights.  A maximum moves only when a score is far above it: else the sums of
+ * 16 rows would fade at most of the first hundred stages, and a warp's products wait for that. */
 FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *weights, int key, bool masked)
 {
-    float most[2] = {-INFINITY, -INFINITY}, sum[2] = {0.0f, 0.0f}, used[2];
+    float top[2] = {-INFINITY, -INFINITY}, used[2];
     if (p->negate) {
         PTX_FORGET(); /* a branch, and not instructions that mostly do nothing */
 #pragma unroll
@@ -63,36 +86,26 @@ FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *wei
     }
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
-        most[i / 2 % 2] = fmaxf(most[i / 2 % 2], scores[i]);
+        top[i / 2 % 2] = fmaxf(top[i / 2 % 2], scores[i]);
+    }
+    top[0] *= p->scale;
+    top[1] *= p->scale;
+    if (__any_sync(~0u, top[0] > s->most[0] + SLACK || top[1] > s->most[1] + SLACK)) {
+        raise(s, top);
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 1));
-        most[r] = fmaxf(most[r], __shfl_xor_sync(~0u, most[r], 2));
-        most[r] = fmaxf(s->most[r], most[r] * p->scale);
-        used[r] = most[r] == -INFINITY ? 0.0f : most[r];
+        used[r] = s->most[r] == -INFINITY ? 0.0f : s->most[r];
     }
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         int r = i / 2 % 2;
         scores[i] = ptx_exp2(fmaf(scores[i], p->scale, -used[r]));
-        sum[r] += scores[i];
+        s->sum[r] += scores[i];
     }
 #pragma unroll
     for (int i = 0; i < SCORES / 2; i++) {
         weights[i] = FEW_PACK(scores[2 * i], scores[2 * i + 1]);
-    }
-    float fade[2] = {ptx_exp2(s->most[0] - used[0]), ptx_exp2(s->most[1] - used[1])};
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        s->sum[r] = s->sum[r] * fade[r] + sum[r];
-        s->most[r] = most[r];
-    }
-    if (__any_sync(~0u, fade[0] != 1.0f || fade[1] != 1.0f)) { /* rare after the first tiles */
-#pragma unroll
-        for (int i = 0; i < DIM / 2; i++) {
-            s->o[i] *= fade[i / 2 % 2];
-        }
     }
 }
 
