@@ -4,9 +4,10 @@
  *
  *     kernel_cuda_few_check [FIRST [COUNT]]     random problems, numbered from FIRST
  *
- * Random shapes, masks, layouts, lengths; some keys and values are NaN or infinite, the tensors are filled
- * with NaN where no sequence is, outputs and workspace are poisoned.  Rows are compared with fp64, at most
- * SAMPLE of a problem, under tests/check.h's tolerances; a second run must give the same bits.
+ * Random shapes, masks, layouts, lengths; some keys and values are NaN or infinite, some scores rise or fall
+ * from key to key, the tensors are filled with NaN where no sequence is, outputs and workspace are poisoned.
+ * Rows are compared with fp64, at most SAMPLE of a problem, under tests/check.h's tolerances; a second run
+ * must give the same bits.
  */
 #include <string.h>
 
@@ -114,6 +115,27 @@ static void fill_twin(check_case *c, twin *t, int64_t heads, const int64_t *cu, 
     must(attn_cuda_wait(0, NULL));
 }
 
+/* Scores that rise from key to key, by `slope` in all over the longest sequence: in the first dim. */
+static void add_slope(check_case *c, double slope)
+{
+    const attn__cuda_call *a = &c->call;
+    for (int i = 0; i < 2; i++) {
+        twin *t = i == 0 ? &c->q : &c->k;
+        const int64_t *cu = i == 0 ? c->cu_q : c->cu_kv;
+        const int64_t heads = i == 0 ? a->heads_q : a->heads_kv, tokens = i == 0 ? a->tokens_q : a->tokens_kv;
+        for (int64_t b = 0; b < a->batch; b++) {
+            for (int64_t h = 0; h < heads; h++) {
+                for (int64_t j = 0; j < length_of(cu, b, tokens); j++) {
+                    double x = i == 0 ? 1 / (double)a->scale : slope * (double)j / (double)tokens;
+                    put(c, t, place(t, cu != NULL ? 0 : b, h, first_of(cu, b) + j), (float)x);
+                }
+            }
+        }
+        must(attn_cuda_copy(0, t->strides.data, t->host, t->bytes, NULL));
+    }
+    must(attn_cuda_wait(0, NULL));
+}
+
 static int64_t *lengths(int64_t batch, int64_t tokens, uint64_t *seed, void **device)
 {
     size_t bytes = (size_t)(batch + 1) * sizeof(int64_t);
@@ -203,6 +225,9 @@ static void make_case(check_case *c, int64_t number)
     fill_twin(c, &c->q, a->heads_q, c->cu_q, a->tokens_q, a->dim_qk, 0, &seed);
     fill_twin(c, &c->k, a->heads_kv, c->cu_kv, a->tokens_kv, a->dim_qk, odd * 40, &seed);
     fill_twin(c, &c->v, a->heads_kv, c->cu_kv, a->tokens_kv, a->dim_v, odd, &seed);
+    if (odd == 0 && between(&seed, 0, 2) == 0) {
+        add_slope(c, (double)ONE_OF(&seed, 40, 200, 800, 3000, -200));
+    }
     a->q = c->q.strides, a->k = c->k.strides, a->v = c->v.strides, a->o = c->o.strides,
     a->lse = c->lse.strides;
 }
