@@ -10,7 +10,7 @@
  * fetch the rows of Q of the next tile, and four or eight that compute:
  *
  *     S = Q K^T
- *     P = exp2(S * scale - max), sum     in registers, fp32
+ *     P = exp2(S * scale - max), sum     in registers, fp32; max moves when a score is 2^8 above it
  *     O += P V             P in registers, rounded to the dtype of the inputs
  *
  * A tile has room for FEW_HEIGHT rows.  Up to 16 each warp has all of them and a fourth of the keys, and multiplies by

@@ -4,8 +4,8 @@
  * rows.
  *
  * A block has some rows of one tile.  These rows of all parts are asked for at once, as far as there is room, so
- * that one latency is waited for; a warp makes the weights of a row's parts; then each thread adds up 4 columns of a row,
- * over all parts or, where there are more threads than columns, over every second, third.. of them.  What several
+ * that one latency is waited for; a warp makes the weights of a row's parts from their maxima and sums, which come first;
+ * then each thread adds up 4 columns of a row, over all parts or, where there are more threads than columns, over every second, third.. of them.  What several
  * threads have found is added in order, so the bits depend on the parts alone.
  *
  * COST.  Reads the parts, which lie in the second-level cache, and writes the rows: 3 us with the start of the
