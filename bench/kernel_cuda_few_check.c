@@ -115,25 +115,28 @@ static void fill_twin(check_case *c, twin *t, int64_t heads, const int64_t *cu, 
     must(attn_cuda_wait(0, NULL));
 }
 
-/* Scores that rise from key to key, by `slope` in all over the longest sequence: in the first dim. */
+/* The first dim of token i of each sequence becomes start + slope * i / tokens. */
+static void set_first_dim(check_case *c, twin *t, int64_t heads, const int64_t *cu, int64_t tokens,
+                          double start, double slope)
+{
+    for (int64_t b = 0; b < c->call.batch; b++) {
+        for (int64_t h = 0; h < heads; h++) {
+            for (int64_t i = 0; i < length_of(cu, b, tokens); i++) {
+                const double x = start + slope * (double)i / (double)tokens;
+                put(c, t, place(t, cu != NULL ? 0 : b, h, first_of(cu, b) + i), (float)x);
+            }
+        }
+    }
+    must(attn_cuda_copy(0, t->strides.data, t->host, t->bytes, NULL));
+    must(attn_cuda_wait(0, NULL));
+}
+
+/* Scores rise from key to key, by `slope` in all over the longest sequence. */
 static void add_slope(check_case *c, double slope)
 {
     const attn__cuda_call *a = &c->call;
-    for (int i = 0; i < 2; i++) {
-        twin *t = i == 0 ? &c->q : &c->k;
-        const int64_t *cu = i == 0 ? c->cu_q : c->cu_kv;
-        const int64_t heads = i == 0 ? a->heads_q : a->heads_kv, tokens = i == 0 ? a->tokens_q : a->tokens_kv;
-        for (int64_t b = 0; b < a->batch; b++) {
-            for (int64_t h = 0; h < heads; h++) {
-                for (int64_t j = 0; j < length_of(cu, b, tokens); j++) {
-                    double x = i == 0 ? 1 / (double)a->scale : slope * (double)j / (double)tokens;
-                    put(c, t, place(t, cu != NULL ? 0 : b, h, first_of(cu, b) + j), (float)x);
-                }
-            }
-        }
-        must(attn_cuda_copy(0, t->strides.data, t->host, t->bytes, NULL));
-    }
-    must(attn_cuda_wait(0, NULL));
+    set_first_dim(c, &c->q, a->heads_q, c->cu_q, a->tokens_q, 1 / (double)a->scale, 0);
+    set_first_dim(c, &c->k, a->heads_kv, c->cu_kv, a->tokens_kv, 0, slope);
 }
 
 static int64_t *lengths(int64_t batch, int64_t tokens, uint64_t *seed, void **device)

@@ -22,6 +22,7 @@
 static struct {
     int kernels;
     few_params params; /* of the last */
+    size_t shared;     /* bytes, likewise */
 } enqueued;
 
 static CUresult function(CUfunction *found, CUmodule module, const char *name)
@@ -47,6 +48,7 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **param
     assert_true(config->gridDimX > 0);
     enqueued.kernels++;
     memcpy(&enqueued.params, params[0], sizeof enqueued.params);
+    enqueued.shared = config->sharedMemBytes;
     return CUDA_SUCCESS;
 }
 
@@ -82,6 +84,16 @@ static attn_problem random_problem(uint64_t *seed)
     return p;
 }
 
+/* few_merge.cu has rows of parts in shared memory, and their maxima and sums of weights once more. */
+static void merge_has_room(void)
+{
+    const few_params *p = &enqueued.params;
+    const size_t row = (size_t)(FEW_PART_ROW(p->dim_v) + FEW_MERGE_SUMS) * sizeof(float);
+    assert_true(p->merge_rows > 0 && p->merge_parts > 0);
+    assert_true(enqueued.shared >= (size_t)p->merge_parts * (size_t)p->merge_rows * row);
+    assert_true(enqueued.shared <= FEW_MERGE_SHARED);
+}
+
 /* Nothing is read of these. */
 static attn__cuda_call call_of(const attn_problem *p)
 {
@@ -99,6 +111,9 @@ static void enqueue(const attn__cuda_call *call, void *workspace)
 {
     enqueued.kernels = 0;
     assert_int_equal(attn__cuda_few_sm90.forward(call, &device, workspace, NULL), ATTN_OK);
+    if (enqueued.kernels == 2) {
+        merge_has_room();
+    }
 }
 
 /* The blocks that have work, of tiles of `units` units in all: few_cut_of() of few_share.cuh.  Where each

@@ -11,6 +11,7 @@
  * rows of V that some query of the panel must not see are checked first, and non-finite ones are added lane
  * by lane under the mask.
  */
+
 /*
  * s becomes exp2(s - max), repeated; max and sum move on, fade gets what older sums shrink by.  A lane
  * without a score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.

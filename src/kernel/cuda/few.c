@@ -319,10 +319,10 @@ typedef struct merge {
                       where there are more */
 } merge;
 
-/* Bytes that few_merge keeps of a row of a part: the row and its weight. */
+/* Bytes that few_merge has of a row of a part: all of it, and its maximum and sum of weights once more. */
 static int64_t merge_row_size(const attn__cuda_call *call)
 {
-    return (FEW_PART_ROW(call->dim_v) + FEW_MERGE_KEPT) * (int64_t)sizeof(float);
+    return (FEW_PART_ROW(call->dim_v) + FEW_MERGE_SUMS) * (int64_t)sizeof(float);
 }
 
 static merge merge_of(const cut *c, const attn__cuda_call *call, const attn__cuda_device *device)

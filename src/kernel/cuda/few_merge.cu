@@ -4,9 +4,10 @@
  * rows.
  *
  * A block has some rows of one tile.  These rows of all parts are asked for at once, as far as there is room, so
- * that one latency is waited for; a warp makes the weights of a row's parts from their maxima and sums, which come first;
- * then each thread adds up 4 columns of a row, over all parts or, where there are more threads than columns, over every second, third.. of them.  What several
- * threads have found is added in order, so the bits depend on the parts alone.
+ * that one latency is waited for.  Their maxima and sums of weights are asked for first, apart: from them a warp
+ * makes the weights of a row's parts while the columns are on their way.  Then each thread adds up 4 columns of a
+ * row, over all parts or, where there are more threads than columns, over every second, third.. of them.  What
+ * several threads have found is added in order, so the bits depend on the parts alone.
  *
  * COST.  Reads the parts, which lie in the second-level cache, and writes the rows: 3 us with the start of the
  * kernel, nearly all of it latency.  What starts while few is still at work does everything once in vain, with one part, so that
@@ -14,7 +15,12 @@
  */
 #include "kernel/cuda/few_share.cuh"
 
-enum { KEPT = FEW_MERGE_KEPT, THREADS = FEW_MERGE_THREADS, WARPS = THREADS / 32, MOST_ROWS = THREADS / 2 /* of 8 dims */ };
+enum {
+    SUMS = FEW_MERGE_SUMS,
+    THREADS = FEW_MERGE_THREADS,
+    WARPS = THREADS / 32,
+    MOST_ROWS = THREADS / 2 /* of 8 dims */
+};
 
 /* What the parts so far have come to: a row's maximum, in powers of 2, its sum of weights, and by what its columns fade
  * before the parts of this round are added. */
@@ -131,7 +137,8 @@ FEW const float *part_row(const few_params *p, const merge_tile *t, unsigned par
     return p->parts + (place * p->rows + row) * FEW_PART_ROW(p->dim_v);
 }
 
-/* Asks for these rows of the parts begin .. begin + count - 1, to shared memory. */
+/* Asks for these rows of the parts begin .. begin + count - 1, to shared memory.  Its addresses are part_row()'s, made
+ * by additions. */
 FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *w, unsigned begin, unsigned count,
                     uint32_t to)
 {
@@ -151,14 +158,15 @@ FEW void load_parts(const few_params *p, const merge_tile *t, const merge_work *
     }
 }
 
-/* Asks for the same rows' maxima and sums of weights, KEPT floats a row of a part: each warp for the rows that it weighs. */
+/* Asks for the maxima and sums of weights of the same rows, SUMS floats a row of a part: each warp for the rows that it
+ * weighs, so that it need not wait for the others. */
 FEW void load_sums(const few_params *p, const merge_tile *t, const merge_work *w, unsigned begin, unsigned count,
                    uint32_t to)
 {
     for (int row = (int)threadIdx.x / 32; row < w->rows; row += WARPS) {
 #pragma unroll 4
         for (unsigned part = threadIdx.x % 32; part < count; part += 32) {
-            ptx_copy_16(to + (row * p->merge_parts + part) * (KEPT * 4),
+            ptx_copy_16(to + (row * p->merge_parts + part) * (SUMS * 4),
                         part_row(p, t, begin + part, w->first + row) + p->dim_v, 16);
         }
     }
@@ -170,7 +178,7 @@ FEW void weigh_parts(merge_row *row, float *sums, int count, bool begins)
     float before = begins ? -INFINITY : row->most, most = before, sum = 0.0f;
 #pragma unroll 1
     for (int i = (int)(threadIdx.x % 32); i < count; i += 32) {
-        most = fmaxf(most, sums[i * KEPT]);
+        most = fmaxf(most, sums[i * SUMS]);
     }
     for (int step = 1; step < 32; step *= 2) {
         most = fmaxf(most, __shfl_xor_sync(~0u, most, step));
@@ -178,9 +186,9 @@ FEW void weigh_parts(merge_row *row, float *sums, int count, bool begins)
     float used = most == -INFINITY ? 0.0f : most, fade = ptx_exp2(before - used);
 #pragma unroll 1
     for (int i = (int)(threadIdx.x % 32); i < count; i += 32) {
-        float weight = ptx_exp2(sums[i * KEPT] - used);
-        sum += sums[i * KEPT + 1] * weight;
-        sums[i * KEPT] = weight;
+        float weight = ptx_exp2(sums[i * SUMS] - used);
+        sum += sums[i * SUMS + 1] * weight;
+        sums[i * SUMS] = weight;
     }
     for (int step = 1; step < 32; step *= 2) {
         sum += __shfl_xor_sync(~0u, sum, step);
@@ -191,13 +199,14 @@ FEW void weigh_parts(merge_row *row, float *sums, int count, bool begins)
     }
 }
 
-/* Adds every step-th of `count` parts, which lie `stride` floats apart; x: these columns of the first, weights: its weight. */
+/* Adds every step-th of `count` parts, which lie `stride` floats apart; x: these columns of the first; weights: where
+ * its weight is, SUMS floats apart. */
 FEW void add_parts(float4 *o, const float *x, const float *weights, int count, int step, int stride)
 {
 #pragma unroll 8
     for (int i = 0; i < count; i += step) {
         float4 y = *(const float4 *)(x + i * stride);
-        float w = weights[i * KEPT];
+        float w = weights[i * SUMS];
         o->x += y.x * w;
         o->y += y.y * w;
         o->z += y.z * w;
@@ -240,7 +249,7 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
         PTX_COPY_WAIT(1);
         __syncwarp();
         for (int i = (int)threadIdx.x / 32; i < w->rows; i += WARPS) {
-            weigh_parts(&rows[i], sums + i * p->merge_parts * KEPT, count, begin == 0);
+            weigh_parts(&rows[i], sums + i * p->merge_parts * SUMS, count, begin == 0);
         }
         PTX_COPY_WAIT(0);
         __syncthreads();
@@ -248,7 +257,7 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
             float fade = rows[at->number].fade;
             float4 faded = {o.x * fade, o.y * fade, o.z * fade, o.w * fade};
             o = faded;
-            add_parts(&o, from + skip + at->column, sums + (at->number * p->merge_parts + at->member) * KEPT,
+            add_parts(&o, from + skip + at->column, sums + (at->number * p->merge_parts + at->member) * SUMS,
                       count - at->member, w->members, stride);
         }
         __syncthreads();

@@ -3,7 +3,8 @@
  * few_rows.cuh - a part of few.cuh: the rows of a tile in registers, as wgmma and mma both lay them out.
  */
 
-/* A thread's part of a tile: two rows 8 apart, of which it has 2 neighbours of every 8 columns. */
+/* A thread's part of a tile: two rows 8 apart, of which it has 2 neighbours of every 8 columns.  most: what a row's
+ * scores are taken relative to, its maximum or up to SLACK powers of 2 less. */
 typedef struct few_state {
     float o[DIM / 2], most[2], sum[2];
     int lo[2], hi[2]; /* keys that the rows see, of this share */
@@ -47,10 +48,12 @@ FEW void mask(const few_state *s, float *scores, int key)
     }
 }
 
-/* By how many powers of 2 a score may be above a row's maximum: that of fp16 sums of weights is far away. */
+/* By how many powers of 2 a score may be above a row's `most` before that moves.  A weight of 2^8 is rounded like one
+ * of 1, and far from the largest number of fp16. */
 enum { SLACK = 8 };
 
-/* Raises the maximum of rows that have a score more than SLACK above it; o and sums fade.  top: this thread's. */
+/* Raises `most` of the rows that have a score more than SLACK above it to the greatest score; o and sums fade.  top:
+ * the greatest scores that this thread has. */
 FEW void raise(few_state *s, const float *top)
 {
 #pragma unroll
@@ -69,8 +72,8 @@ FEW void raise(few_state *s, const float *top)
     }
 }
 
-/* Scores of the keys from `key` on to weights.  A maximum moves only when a score is far above it: else the sums of
- * 16 rows would fade at most of the first hundred stages, and a warp's products wait for that. */
+/* Scores of the keys from `key` on to weights, which are added to the rows' sums.  Were every new maximum followed at
+ * once, the sums of 16 rows would fade at most of the first hundred stages, and a warp's products wait for that. */
 FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *weights, int key, bool masked)
 {
     float top[2] = {-INFINITY, -INFINITY}, used[2];
