@@ -95,13 +95,13 @@ static void put_huge(case_tensor *x, int64_t token)
     }
 }
 
-/* Tokens multiplied by 1 for the last and more to the left of it, up to 41: a kernel that walks over the keys
- * from right to left finds larger scores in every step. */
-static void make_rising(case_tensor *x)
+/* Tokens multiplied by what goes evenly from `first` to `last`: a kernel that walks over the keys from the
+ * smaller factor to the larger finds larger scores in every step. */
+static void slope(case_tensor *x, double first, double last)
 {
     for (int64_t i = 0; i < case_tensor_rows(x); i++) {
         const case_row at = case_tensor_row(x, i);
-        const double factor = 41 - 40 * (double)(at.token + 1) / (double)x->size[2];
+        const double factor = first + (last - first) * (double)(at.token + 1) / (double)x->size[2];
         for (int64_t d = 0; d < x->size[3]; d++) {
             const double value = case_tensor_get(x, at.batch, at.head, at.token, d);
             case_tensor_set(x, at.batch, at.head, at.token, d, factor * value);
@@ -148,7 +148,9 @@ static void make_inputs(cuda_case *c)
         put_nan(&c->k.host, p->tokens_kv - 9);
         put_nan(&c->v.host, p->tokens_kv - 5);
     } else if (c->kind == CUDA_RISING) {
-        make_rising(&c->k.host);
+        slope(&c->k.host, 41, 1);
+    } else if (c->kind == CUDA_GROWING) {
+        slope(&c->k.host, 1, 6); /* no farther: the gradients of small weights stay in fp32's range */
     }
     for (int i = 0; i < 4; i++) {
         measure(&in[i]->host);

@@ -44,11 +44,12 @@ enum { CUDA_BHND, CUDA_BNHD, CUDA_PADDED, CUDA_LAYOUTS };
 enum { CUDA_GUARD = 4096 }; /* bytes of a guard zone */
 
 typedef enum cuda_kind {
-    CUDA_PLAIN,  /* normal random numbers */
-    CUDA_HUGE,   /* one logit that is larger than all others by thousands */
-    CUDA_EQUAL,  /* all queries and all keys are the same */
-    CUDA_NAN,    /* NaN in one query, one key and one value */
-    CUDA_RISING, /* the farther left a key, the larger its logits, up to hundreds */
+    CUDA_PLAIN,   /* normal random numbers */
+    CUDA_HUGE,    /* one logit that is larger than all others by thousands */
+    CUDA_EQUAL,   /* all queries and all keys are the same */
+    CUDA_NAN,     /* NaN in one query, one key and one value */
+    CUDA_RISING,  /* the farther left a key, the larger its logits, up to hundreds */
+    CUDA_GROWING, /* the farther right a key, the larger its logits, up to tens */
     CUDA_KINDS
 } cuda_kind;
 
