@@ -124,6 +124,34 @@ static void test_strided_conversion(void **state)
     assert_int_equal(halves[1], 0x4200);
 }
 
+/* A row becomes what its numbers become one by one, at every length and on every level. */
+static void test_rows_are_rounded_as_numbers_are(void **state)
+{
+    (void)state;
+    enum { LENGTHS = 40 };
+    const uint32_t level[] = {attn__cpu(), 0};
+    float row[LENGTHS];
+    uint32_t bits = 0; /* each step a number of another exponent, with subnormals, infinities and NaN */
+    for (int round = 0; round < 40000; round++) {
+        for (int i = 0; i < LENGTHS; i++, bits += 0x01357911u) {
+            memcpy(row + i, &bits, sizeof bits);
+        }
+        attn__cpu_override(level[round % 2]);
+        const int64_t length = round % (LENGTHS + 1);
+        for (int dtype = ATTN_F16; dtype <= ATTN_BF16; dtype++) {
+            uint16_t to[LENGTHS + 1];
+            memset(to, 0x55, sizeof to);
+            attn_from_f32(to, (attn_dtype)dtype, 1, row, length);
+            for (int64_t i = 0; i < length; i++) {
+                assert_int_equal(to[i],
+                                 dtype == ATTN_F16 ? attn__f32_to_f16(row[i]) : attn__f32_to_bf16(row[i]));
+            }
+            assert_int_equal(to[length], 0x5555);
+        }
+    }
+    attn__cpu_override(level[0]);
+}
+
 static void test_hash_sees_every_bit_and_length(void **state)
 {
     (void)state;
@@ -189,6 +217,7 @@ int main(void)
         cmocka_unit_test(test_every_half_round_trips),
         cmocka_unit_test(test_rounding_is_to_nearest_even),
         cmocka_unit_test(test_strided_conversion),
+        cmocka_unit_test(test_rows_are_rounded_as_numbers_are),
         cmocka_unit_test(test_hash_sees_every_bit_and_length),
         cmocka_unit_test(test_cpu_mask),
         cmocka_unit_test(test_cpu_ahead),

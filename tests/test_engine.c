@@ -104,8 +104,11 @@ static void test_bits_repeat_in_long_tasks(void **state)
 {
     (void)state;
     static const char *const problems[] = {"heads=4,kv_heads=2,tokens=500,dim=64,causal",
-                                           "heads=3,tokens=480,dim=64", "tokens=1100,dim=64,causal",
+                                           "heads=3,tokens=480,dim=64",
+                                           "tokens=1100,dim=64,causal",
                                            "heads=2,tokens=1300,dim=96,dtype=bf16",
+                                           "tokens=1300,dim=64,dtype=bf16,causal",
+                                           "tokens=1100,dim=64,dtype=bf16,window=200:100",
                                            "tokens=1100,dim=64,dtype=f16,window=200:100"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         for (int64_t workers = 1; workers <= 5; workers += 2) {

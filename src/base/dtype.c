@@ -3,9 +3,13 @@
  * dtype.c - element types: names, sizes, conversions to and from fp32 in plain C.
  *
  * fp16 is IEEE 754 binary16, bf16 the upper half of binary32.  Rounding is to nearest, ties to even, on both
- * ways down; subnormals are kept; a NaN stays a (quiet) NaN.
+ * ways down; subnormals are kept; a NaN stays a (quiet) NaN.  Dense rows of results go down 8 at a time where
+ * the CPU has AVX2, to the same bits.
  */
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "base/base.h"
 
@@ -116,6 +120,44 @@ void attn_to_f32(float *dst, const void *src, attn_dtype dtype, int64_t stride, 
     }
 }
 
+static void narrow_plain(uint16_t *to, attn_dtype dtype, const float *src, int64_t count)
+{
+    for (int64_t i = 0; i < count; i++) {
+        to[i] = dtype == ATTN_F16 ? attn__f32_to_f16(src[i]) : bf16_of(src[i]);
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2,f16c"))) static void narrow_avx2(uint16_t *to, attn_dtype dtype, const float *src,
+                                                             int64_t count)
+{
+    if (dtype == ATTN_BF16) {
+        for (int64_t i = 0; i < count; i++) {
+            to[i] = bf16_of(src[i]);
+        }
+        return;
+    }
+    int64_t i = 0;
+    for (; i + 8 <= count; i += 8) {
+        const __m128i halves = _mm256_cvtps_ph(_mm256_loadu_ps(src + i), _MM_FROUND_TO_NEAREST_INT);
+        _mm_storeu_si128((void *)(to + i), halves);
+    }
+    narrow_plain(to + i, dtype, src + i, count - i);
+}
+#endif
+
+/* A dense row of 16-bit numbers. */
+static void narrow(uint16_t *to, attn_dtype dtype, const float *src, int64_t count)
+{
+#if defined(__x86_64__)
+    if ((attn__cpu() & ATTN__CPU_AVX2) != 0) {
+        narrow_avx2(to, dtype, src, count);
+        return;
+    }
+#endif
+    narrow_plain(to, dtype, src, count);
+}
+
 void attn_from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src, int64_t count)
 {
     if (dtype == ATTN_F32) {
@@ -125,14 +167,12 @@ void attn_from_f32(void *dst, attn_dtype dtype, int64_t stride, const float *src
         }
         return;
     }
-    uint16_t *to = dst;
-    if (dtype == ATTN_BF16 && stride == 1) {
-        for (int64_t i = 0; i < count; i++) {
-            to[i] = bf16_of(src[i]);
-        }
+    if (stride == 1) {
+        narrow(dst, dtype, src, count);
         return;
     }
+    uint16_t *to = dst;
     for (int64_t i = 0; i < count; i++) {
-        to[i * stride] = dtype == ATTN_F16 ? attn__f32_to_f16(src[i]) : attn__f32_to_bf16(src[i]);
+        to[i * stride] = dtype == ATTN_F16 ? attn__f32_to_f16(src[i]) : bf16_of(src[i]);
     }
 }

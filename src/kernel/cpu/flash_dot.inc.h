@@ -414,14 +414,13 @@ static void forward(const attn__block *block, void *scratch)
 
 /* ---- the row ------------------------------------------------------------------------------------- */
 
-/* Many queries share the packing of a key, but a task should be four tiles or more, for the threads. */
+/* As many queries as fit share the packing of a key. */
 static int64_t tile_q(const attn__shape *shape)
 {
     const int64_t parts = shape->dtype == ATTN_BF16 ? 1 : WEIGHT_PARTS;
     const int64_t bytes = round_up(shape->dim_qk, PAIR_LANES) * parts * (int64_t)sizeof(uint16_t) +
                           round_up(shape->dim_v, VEC_LANES) * (int64_t)sizeof(float);
-    const int64_t fair = attn__max(TILE_Q / 4, round_up(attn__ceil_div(shape->rows, 4), PANEL));
-    const int64_t most = attn__min(attn__min(TILE_Q, fair), QUERY_BYTES / bytes / PANEL * PANEL);
+    const int64_t most = attn__min(TILE_Q, QUERY_BYTES / bytes / PANEL * PANEL);
     return attn__min(most, round_up(shape->rows, PANEL));
 }
 

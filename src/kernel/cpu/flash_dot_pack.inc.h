@@ -121,28 +121,44 @@ static void query_row(const dot_state *state, float *to, int64_t row)
     }
 }
 
+/* VEC_LANES queries from `row` on, *stride apart, in parts VEC_LANES * depth apart: where they lie if nothing
+ * is to be changed in them, else copied; those that are not there are 0. */
+static const uint16_t *query_lines(const dot_state *state, int64_t row, int64_t *stride)
+{
+    const attn__block *block = state->block;
+    const int64_t depth = state->depth;
+    const bool dense = block->q_dim == 1 && block->dim_qk == depth && row + VEC_LANES <= block->count;
+    if (state->parts == 1 && dense && !(block->scale < 0.0f)) {
+        *stride = block->q_token;
+        return (const uint16_t *)block->q + row * block->q_token;
+    }
+    *stride = depth;
+    for (int64_t line = 0; line < VEC_LANES; line++) {
+        const int64_t dim = row + line < block->count ? block->dim_qk : 0;
+        if (dim > 0) {
+            query_row(state, state->wide, row + line);
+            state->odd[row / PANEL] |= state->parts > 1 && !all_finite(state->wide, dim);
+        }
+        dot_split(state->q_parts, state->rows + line * depth, VEC_LANES * depth, PAIR_LANES, state->wide, dim,
+                  depth);
+    }
+    return state->rows;
+}
+
 /* Q^T of all panels, of each the first `lanes`; those without a query are 0. */
 static void pack_queries(const dot_state *state, int64_t lanes)
 {
     const int64_t depth = state->depth;
     for (int64_t panel = 0; panel < state->panels; panel++) {
-        uint16_t *to = state->q + panel * PANEL * state->q_parts * depth;
         state->odd[panel] = false;
-        for (int64_t line = 0; line < lanes; line++) {
-            const int64_t row = panel * PANEL + line,
-                          dim = row < state->block->count ? state->block->dim_qk : 0;
-            if (dim > 0) {
-                query_row(state, state->wide, row);
-                state->odd[panel] |= state->parts > 1 && !all_finite(state->wide, dim);
-            }
-            dot_split(state->q_parts, state->rows + line * depth, PANEL * depth, PAIR_LANES, state->wide, dim,
-                      depth);
-        }
-        for (int64_t part = 0; part < state->q_parts; part++, to += PANEL * depth) {
-            const uint16_t *from = state->rows + part * PANEL * depth;
-            for (int64_t d = 0; d < depth; d += PAIR_LANES) {
-                for (int64_t lane = 0; lane < lanes; lane += VEC_LANES) {
-                    dot_transpose(to + d * PANEL + PAIR * lane, PAIR * PANEL, from + lane * depth + d, depth);
+        for (int64_t lane = 0; lane < lanes; lane += VEC_LANES) {
+            uint16_t *to = state->q + panel * PANEL * state->q_parts * depth + PAIR * lane;
+            int64_t stride;
+            const uint16_t *from = query_lines(state, panel * PANEL + lane, &stride);
+            for (int part = 0; part < state->q_parts;
+                 part++, to += PANEL * depth, from += VEC_LANES * depth) {
+                for (int64_t d = 0; d < depth; d += PAIR_LANES) {
+                    dot_transpose(to + d * PANEL, PAIR * PANEL, from + d, stride);
                 }
             }
         }
