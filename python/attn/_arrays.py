@@ -9,6 +9,7 @@ An array in a GPU's memory may still be being written. Its owner is told on whic
 makes that stream wait.
 """
 import ctypes
+import functools
 import math
 import sys
 from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
@@ -209,20 +210,29 @@ def is_torch(array: Any) -> bool:
 
 def maker(like: Any) -> Callable[[str, Tuple[int, ...], Dtype], Any]:
     """Makes new arrays in the host's memory: tensors of PyTorch if `like` is one, else of NumPy."""
+    torch = sys.modules["torch"] if is_torch(like) else None
 
     def make(_name: str, shape: Tuple[int, ...], dtype: Dtype) -> Any:
-        name = next(name for name, value in NAMES.items() if value == dtype)
-        if is_torch(like):
-            torch = sys.modules["torch"]
-            return torch.empty(shape, dtype=getattr(torch, name))
-        return np.empty(shape, dtype=numpy_dtypes(dtype, name))
+        if torch is not None:
+            return torch.empty(shape, dtype=torch_dtype(dtype))
+        return np.empty(shape, dtype=numpy_dtype(dtype))
 
     return make
 
 
-def numpy_dtypes(dtype: Dtype, name: str) -> Any:
+def name_of(dtype: Dtype) -> str:
+    return next(name for name, value in NAMES.items() if value == dtype)
+
+
+@functools.lru_cache(maxsize=None)
+def torch_dtype(dtype: Dtype) -> Any:
+    return getattr(sys.modules["torch"], name_of(dtype))
+
+
+@functools.lru_cache(maxsize=None)
+def numpy_dtype(dtype: Dtype) -> Any:
     if dtype != Dtype.BF16:
-        return np.dtype(name)
+        return np.dtype(name_of(dtype))
     try:
         import ml_dtypes
     except ImportError:
@@ -235,13 +245,13 @@ def numpy_dtypes(dtype: Dtype, name: str) -> Any:
 class Starts(NamedTuple):
     """Where sequences begin and end in tensors that hold them one after another."""
 
-    values: Any # an array of int64; None: it lies in a GPU's memory, where nothing here reads it
     count: int # sequences + 1
     longest: Optional[int] # None: not known here
     total: Optional[int]
 
 
-def sequence_starts(name: str, starts: Any) -> Starts:
+def sequence_starts(name: str, starts: Any) -> Tuple[Any, Starts]:
+    """An array of int64, and what is known of it."""
     values = np.ascontiguousarray(np.asarray(starts))
     if values.ndim != 1 or values.size < 2 or values.dtype.kind not in "iu":
         raise InvalidArgument(
@@ -250,7 +260,7 @@ def sequence_starts(name: str, starts: Any) -> Starts:
     lengths = np.diff(values)
     if values[0] != 0 or lengths.min() < 0:
         raise InvalidArgument(f"{name} must begin at 0 and never fall")
-    return Starts(values, values.size, max(1, int(lengths.max())), int(values[-1]))
+    return values, Starts(values.size, max(1, int(lengths.max())), int(values[-1]))
 
 
 SCHEMES: Dict[Tuple[str, int], Tuple[Optional[int], ...]] = {

@@ -1,19 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention() and attention_backward(): one call of the library each, on the caller's arrays in place."""
-import ctypes
 from typing import Any, Optional, Sequence, Tuple
 
-from . import _arrays, _gpu
-from ._errors import InvalidArgument
-from ._library import call
-from ._problem import Inputs, Window, gradients_of
-from ._types import Options
-
-
-def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
-    if threads is not None and threads < 1:
-        raise InvalidArgument(f"threads is {threads}; give at least 1, or None for as many as OpenMP gives")
-    return Options(threads=threads or 0, kernel=kernel.encode() if kernel else None, **more)
+from . import _calls
+from ._problem import Window
+from ._spaces import space_of
 
 
 def attention(q: Any,
@@ -63,16 +54,9 @@ def attention(q: Any,
     speak DLPack. A row that sees no key is 0, with lse = -inf. On a GPU this only enqueues kernels: results
     are there when the stream has come so far.
     """
-    space = _gpu.space_of(q, stream)
-    if space is not None:
-        settings = _gpu.settings_of(causal, window, scale, layout, kernel, deterministic)
-        out, lse = _gpu.forward(space, q, k, v, out, return_lse, (cu_seqlens_q, cu_seqlens_k),
-                                (max_seqlen_q, max_seqlen_k), settings)
-        return (out, lse) if return_lse else out
-    inputs = Inputs(q, k, v, causal, window, scale, layout, cu_seqlens_q, cu_seqlens_k)
-    out, lse, io = inputs.results(out, return_lse, _arrays.maker(q))
-    options = options_of(threads, kernel)
-    call("attn_forward", ctypes.byref(inputs.problem), ctypes.byref(io), ctypes.byref(options))
+    settings = _calls.settings_of(causal, window, scale, layout, threads, kernel, deterministic)
+    out, lse = _calls.forward(space_of(q, stream), q, k, v, out, return_lse, (cu_seqlens_q, cu_seqlens_k),
+                              (max_seqlen_q, max_seqlen_k), settings)
     return (out, lse) if return_lse else out
 
 
@@ -110,14 +94,7 @@ def attention_backward(dout: Any,
 
     The rest as in attention(). No array that is written may overlap another.
     """
-    space = _gpu.space_of(q, stream)
-    if space is not None:
-        settings = _gpu.settings_of(causal, window, scale, layout, kernel, deterministic)
-        gradients = _gpu.backward(space, (dout, q, k, v, out, lse, delta), (dq, dk, dv), accumulate,
-                                  (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), settings)
-        return gradients[0], gradients[1], gradients[2]
-    inputs = Inputs(q, k, v, causal, window, scale, layout, cu_seqlens_q, cu_seqlens_k)
-    gradients, io = gradients_of(inputs, dout, out, lse, delta, (dq, dk, dv), accumulate, _arrays.maker(q))
-    options = options_of(threads, kernel)
-    call("attn_backward", ctypes.byref(inputs.problem), ctypes.byref(io), ctypes.byref(options))
+    settings = _calls.settings_of(causal, window, scale, layout, threads, kernel, deterministic)
+    gradients = _calls.backward(space_of(q, stream), (dout, q, k, v, out, lse, delta), (dq, dk, dv), accumulate,
+                                (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), settings)
     return gradients[0], gradients[1], gradients[2]

@@ -12,10 +12,9 @@ from typing import Any, Callable, Dict, Iterator, List, NamedTuple, Optional, Se
 
 import numpy as np
 
-from ._attention import options_of
 from ._errors import InvalidArgument, OutOfMemory, Unsupported
 from ._library import LIBRARY, call, create_plan, failure, last_error
-from ._problem import Inputs, Window
+from ._problem import Inputs, Window, options_of
 from . import _arrays, _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
 

@@ -4,8 +4,8 @@ import ctypes
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
-from ._arrays import (BYTES, DLPACK_CUDA, DLPACK_DEFAULT_STREAM, DLPACK_DTYPES, DLPACK_MAJOR, NAMES,
-                      DLManagedTensor, DLManagedTensorVersioned, DLTensor, dense_strides)
+from ._arrays import (BYTES, DLPACK_CUDA, DLPACK_DEFAULT_STREAM, DLPACK_DTYPES, DLPACK_MAJOR,
+                      DLManagedTensor, DLManagedTensorVersioned, DLTensor, dense_strides, name_of)
 from ._library import LIBRARY, call
 from ._types import Dtype
 
@@ -58,7 +58,7 @@ class GpuArray:
 
     @property
     def dtype(self) -> str:
-        return next(name for name, value in NAMES.items() if value == self._dtype)
+        return name_of(self._dtype)
 
     @property
     def address(self) -> int:

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """From arrays and keywords to attn_problem: which axis is which, do the shapes fit, what are the results."""
-import ctypes
 import math
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays
 from ._arrays import Starts, View
 from ._errors import InvalidArgument
-from ._types import Dtype, Gradients, Io, Mask, Problem, Tensor
+from ._types import Dtype, Gradients, Io, Mask, Options, Problem, Tensor
 
 Window = Union[None, int, Tuple[int, int]]
 Axes = Tuple[Optional[int], ...]
@@ -25,6 +24,12 @@ def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
             "number for both")
     left, right = sides
     return Mask.MASK_WINDOW, left, 0 if causal else right
+
+
+def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
+    if threads is not None and threads < 1:
+        raise InvalidArgument(f"threads is {threads}; give at least 1, or None for as many as OpenMP gives")
+    return Options(threads=threads or 0, kernel=kernel.encode() if kernel else None, **more)
 
 
 def scale_of(scale: Optional[float]) -> float:
@@ -86,10 +91,6 @@ def same_memory(seen: View, q: View) -> None:
             f"{seen.name} lies in {memory_of(seen)}, {q.name} in {memory_of(q)}: copy it to the same place")
 
 
-def as_pointer(values: Any) -> Any:
-    return values.ctypes.data_as(ctypes.POINTER(ctypes.c_int64))
-
-
 class Inputs:
     """q, k and v, seen and checked, and the problem they make.
 
@@ -105,8 +106,8 @@ class Inputs:
                  window: Window,
                  scale: Optional[float],
                  layout: str,
-                 cu_seqlens_q: Optional[Sequence[int]] = None,
-                 cu_seqlens_k: Optional[Sequence[int]] = None) -> None:
+                 cu_seqlens_q: Optional[Starts] = None,
+                 cu_seqlens_k: Optional[Starts] = None) -> None:
         self.layout = layout
         self.varlen = cu_seqlens_q is not None
         if self.varlen != (cu_seqlens_k is not None):
@@ -118,11 +119,10 @@ class Inputs:
         self.tensors = [self.tensor(seen) for seen in self.views]
         sizes = [sizes_of(seen, self.axes) for seen in self.views]
         self.check(*sizes)
-        self.starts: List[Starts] = []
         lengths = [sizes[0].tokens, sizes[1].tokens]
         batch = sizes[0].batch
         totals = 0, 0
-        if self.varlen:
+        if cu_seqlens_q is not None and cu_seqlens_k is not None:
             batch, lengths = self.sequences(cu_seqlens_q, cu_seqlens_k)
             totals = max(sizes[0].tokens, 1), max(sizes[1].tokens, 1)
         mask, left, right = band(causal, window)
@@ -164,23 +164,18 @@ class Inputs:
         if q.heads % k.heads != 0:
             raise InvalidArgument(f"k has {k.heads} heads, which does not divide the {q.heads} heads of q")
 
-    def sequences(self, starts_q: Any, starts_k: Any) -> Tuple[int, List[int]]:
+    def sequences(self, starts_q: Starts, starts_k: Starts) -> Tuple[int, List[int]]:
         """Number of sequences, and the longest on each side."""
         lengths = []
-        for side, (name, starts, seen) in enumerate(
-            (("cu_seqlens_q", starts_q, self.q), ("cu_seqlens_k", starts_k, self.k))):
-            if not isinstance(starts, Starts):
-                starts = _arrays.sequence_starts(name, starts)
+        for name, starts, seen in (("cu_seqlens_q", starts_q, self.q), ("cu_seqlens_k", starts_k, self.k)):
             if starts.total is not None and starts.total != seen.shape[0]:
                 raise InvalidArgument(
                     f"{name} ends at {starts.total}, but {seen.name} has {seen.shape[0]} tokens")
-            self.starts.append(starts)
             lengths.append(seen.shape[0] if starts.longest is None else starts.longest)
-        counts = [starts.count for starts in self.starts]
-        if counts[0] != counts[1]:
-            raise InvalidArgument(f"cu_seqlens_q has {counts[0]} entries, cu_seqlens_k has "
-                                  f"{counts[1]}: they must name the same sequences")
-        return counts[0] - 1, lengths
+        if starts_q.count != starts_k.count:
+            raise InvalidArgument(f"cu_seqlens_q has {starts_q.count} entries, cu_seqlens_k has "
+                                  f"{starts_k.count}: they must name the same sequences")
+        return starts_q.count - 1, lengths
 
     def array(self, name: str, array: Any, shape: Tuple[int, ...], out: bool = False) -> View:
         """One more array, which must have this shape; kept until the call is over."""
@@ -214,8 +209,6 @@ class Inputs:
     def give_sequences(self, io: Any) -> None:
         if self.varlen:
             io.total_q, io.total_kv = self.q.shape[0], self.k.shape[0]
-            if self.gpu is None:
-                io.cu_seqlens_q, io.cu_seqlens_kv = (as_pointer(starts.values) for starts in self.starts)
 
 
 def _gradient(inputs: Inputs, name: str, like: View, given: Any, accumulate: bool,

@@ -74,13 +74,13 @@ def test_memory_map(tmp_path, random):
 @pytest.fixture
 def seen_io(monkeypatch):
     """The structs that the library was called with."""
-    seen = []
+    seen, execute = [], attn._calls.HostCall.execute
 
-    def hook(name, problem, io, options):
+    def hook(call, space, io):
         seen.append(io._obj)
-        attn._library.call(name, problem, io, options)
+        return execute(call, space, io)
 
-    monkeypatch.setattr(attn._attention, "call", hook)
+    monkeypatch.setattr(attn._calls.HostCall, "execute", hook)
     return seen
 
 
@@ -109,6 +109,16 @@ def test_no_copy_of_a_large_input(random):
 
 
 # ---- sequences of unequal length ----
+
+
+@pytest.mark.parametrize("starts", [[0, 3, 10], [0, 7, 10], [0, 3, 10]])
+def test_lists_are_read_in_every_call(random, starts):
+    """Lists that are alike in count, longest and total share what is kept of a call, not their numbers."""
+    q, k, v = (random.standard_normal((10, 2, 8), np.float32) for _ in range(3))
+    out = attn.attention(q, k, v, cu_seqlens_q=starts, cu_seqlens_k=starts)
+    for begin, end in zip(starts, starts[1:]):
+        parts = [x[None, begin:end].swapaxes(1, 2) for x in (q, k, v)]
+        Reference(*parts).check(out[None, begin:end].swapaxes(1, 2))
 
 
 @given(cases(window=False))
@@ -163,8 +173,10 @@ REFUSED = [
     (ValueError, "no axis may be empty", lambda: attn.attention(Q[:, :, :0], K, V)),
     (ValueError, "dim is 600", lambda: attn.attention(*arrays((2, 600)))),
     (ValueError, "layout is 'nhd'", lambda: attn.attention(Q, K, V, layout="nhd")),
+    (ValueError, r"layout is '\[1\]'", lambda: attn.attention(Q, K, V, layout=[1])),
     (ValueError, "window is -2", lambda: attn.attention(Q, K, V, window=-2)),
     (ValueError, "window is 'a'", lambda: attn.attention(Q, K, V, window="a")),
+    (ValueError, r"window is \[1, \[2\]\]", lambda: attn.attention(Q, K, V, window=[1, [2]])),
     (ValueError, "scale is 0", lambda: attn.attention(Q, K, V, scale=0)),
     (ValueError, "scale is nan", lambda: attn.attention(Q, K, V, scale=float("nan"))),
     (ValueError, "threads is 0", lambda: attn.attention(Q, K, V, threads=0)),

@@ -3,7 +3,7 @@
 import attn
 import numpy as np
 import pytest
-from attn import _gpu
+from attn import _calls
 from conftest import why_no_gpu
 from reference import HALF_UNIT, Reference, plain
 
@@ -282,8 +282,8 @@ def test_in_place(monkeypatch):
     q, k, v, _ = problem(layout="fused")
     out = poisoned(q.shape, q.dtype)
     seen = []
-    run = _gpu.Prepared.run
-    monkeypatch.setattr(_gpu.Prepared, "run", lambda *arguments: (seen.append(arguments), run(*arguments)))
+    run = _calls.Prepared.run
+    monkeypatch.setattr(_calls.Prepared, "run", lambda *arguments: (seen.append(arguments), run(*arguments)))
     attn.attention(q, k, v, out=out)
     assert seen[0][2][:4] == [x.data_ptr() for x in (q, k, v, out)]
     assert seen[0][2][-1] == torch.cuda.current_stream().cuda_stream
@@ -294,11 +294,11 @@ def test_plans_are_kept_and_memory_is_not():
     out, lse = attn.attention(q, k, v, return_lse=True)
     attn.attention_backward(dout, q, k, v, out, lse)
     torch.cuda.synchronize()
-    before, kept = torch.cuda.memory_allocated(), _gpu.prepare_backward.cache_info()
+    before, kept = torch.cuda.memory_allocated(), _calls.prepare_backward.cache_info()
     for _ in range(5):
         attn.attention_backward(dout, q, k, v, out, lse)
     assert torch.cuda.memory_allocated() == before
-    after = _gpu.prepare_backward.cache_info()
+    after = _calls.prepare_backward.cache_info()
     assert (after.hits, after.misses) == (kept.hits + 5, kept.misses)
 
 

@@ -6,7 +6,7 @@ import gc
 import attn
 import numpy as np
 import pytest
-from attn import _gpu, _gpu_array
+from attn import _calls, _gpu_array
 from test_dlpack import Exporter
 
 
@@ -74,7 +74,7 @@ def test_owners_are_told_the_stream(qkv, versioned, stream, told, monkeypatch):
         seen.append(arguments)
         raise Stop
 
-    monkeypatch.setattr(_gpu, "prepare_forward", prepare)
+    monkeypatch.setattr(_calls, "prepare_forward", prepare)
     with pytest.raises(Stop):
         attn.attention(*arrays, stream=stream)
     for array in arrays:

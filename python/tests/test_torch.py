@@ -38,13 +38,13 @@ def test_forward(dtype):
 
 def test_same_memory(monkeypatch):
     q, k, v = (x.transpose(1, 2)[..., ::2] for x in tensors((2, 9, 3, 8)))
-    seen = []
+    seen, execute = [], attn._calls.HostCall.execute
 
-    def hook(name, problem, io, options):
+    def hook(call, space, io):
         seen.append(io._obj)
-        attn._library.call(name, problem, io, options)
+        return execute(call, space, io)
 
-    monkeypatch.setattr(attn._attention, "call", hook)
+    monkeypatch.setattr(attn._calls.HostCall, "execute", hook)
     out = attn.attention(q, k, v)
     for tensor, array in ((seen[0].q, q), (seen[0].k, k), (seen[0].v, v), (seen[0].o, out)):
         assert tensor.data == array.data_ptr() and tuple(tensor.stride) == array.stride()
@@ -53,8 +53,13 @@ def test_same_memory(monkeypatch):
 
 def test_refused():
     q, k, v = tensors((2, 3, 9, 8))
-    with pytest.raises(BufferError, match="^q: .*gradient"):
+    with pytest.raises(BufferError, match="^q requires a gradient"):
         attn.attention(q.requires_grad_(), k, v)
+    negated = torch.randn((2, 3, 9, 8), dtype=torch.complex64).conj().imag
+    with pytest.raises(BufferError, match="^k is a view that negates"):
+        attn.attention(q.detach(), negated, v)
+    with pytest.raises(BufferError, match="^k"):
+        attn.attention(q.detach(), k.to_sparse(), v)
     with pytest.raises(TypeError, match="q is torch.float64"):
         attn.torch.attention(*(x.double() for x in (q, k, v)))
     with pytest.raises(TypeError, match="k is a ndarray; give a tensor"):

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Calls of the library, on the host or a GPU, whose making is kept.
+
+All that depends on shapes, strides, dtypes and options alone (the checks, the problem, a GPU's plan, the
+struct that the library is called with) is made once and kept: a further call looks it up, writes the addresses
+into a copy of the struct and calls. On a GPU kernels are enqueued on the caller's stream and nothing is waited
+for.
+"""
+import ctypes
+import functools
+from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+from . import _arrays
+from ._arrays import Starts, View
+from ._library import LIBRARY, create_plan, failure, last_error
+from ._problem import Inputs, band, gradients_of, options_of
+from ._spaces import NOTHING, Signature, sequences, view_of
+from ._types import Device, Dtype, Gradients, Io, Options
+
+# ---- what is kept ----
+
+
+class Settings(NamedTuple):
+    """Keywords of a call, all of them hashable."""
+
+    causal: bool
+    window: Any
+    scale: Optional[float]
+    layout: str
+    threads: Optional[int]
+    kernel: Optional[str]
+    deterministic: bool
+
+
+def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, threads: Optional[int],
+                kernel: Optional[str], deterministic: bool) -> Settings:
+    if window is not None:
+        band(causal, window) # now, since what it refuses may be no key
+        window = tuple(window) if isinstance(window, list) else window
+    return Settings(bool(causal), window, None if scale is None else float(scale), str(layout), threads,
+                    kernel and str(kernel), deterministic)
+
+
+POINTERS = {
+    Io: ("q", "k", "v", "o", "lse", "cu_seqlens_q", "cu_seqlens_kv", "stream"),
+    Gradients: ("dout", "q", "k", "v", "o", "lse", "delta", "dq", "dk", "dv", "cu_seqlens_q", "cu_seqlens_kv",
+                "stream")
+}
+# the structs as words of 8 bytes, and which of these are the pointers
+WORDS = {kind: ctypes.c_uint64 * (ctypes.sizeof(kind) // 8) for kind in POINTERS}
+PLACES = {kind: [getattr(kind, name).offset // 8 for name in names] for kind, names in POINTERS.items()}
+
+
+class Prepared:
+    """A call of the library but for its addresses."""
+
+    def __init__(self, io: Any, fresh: Sequence[Optional[View]]) -> None:
+        self.kind = type(io)
+        self.io, self.words, self.places = bytes(io), WORDS[self.kind], PLACES[self.kind]
+        # the results that a call makes, None where it is given one or wants none
+        self.fresh = [view and (view.shape, view.dtype) for view in fresh]
+
+    def run(self, space: Any, addresses: List[int]) -> None:
+        words = self.words.from_buffer_copy(self.io)
+        for place, address in zip(self.places, addresses):
+            words[place] = address
+        status = self.execute(space, ctypes.byref(self.kind.from_buffer(words)))
+        if status != 0:
+            raise failure(status, last_error())
+
+    def execute(self, space: Any, io: Any) -> int:
+        raise NotImplementedError
+
+
+class HostCall(Prepared):
+    """Planned anew each time, since as many threads take part as OpenMP gives then."""
+
+    def __init__(self, inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Optional[View]]) -> None:
+        super().__init__(io, fresh)
+        self.problem, self.options = inputs.problem, options_of(settings.threads, settings.kernel)
+        self.function = LIBRARY.attn_backward if self.kind is Gradients else LIBRARY.attn_forward
+
+    def execute(self, space: Any, io: Any) -> int:
+        return self.function(ctypes.byref(self.problem), io, ctypes.byref(self.options))
+
+
+class GpuCall(Prepared):
+
+    def __init__(self, inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Optional[View]]) -> None:
+        super().__init__(io, fresh)
+        backward = self.kind is Gradients
+        options = Options(device=Device.CUDA,
+                          gpu=inputs.gpu,
+                          in_memory=1,
+                          backward=int(backward),
+                          deterministic=int(settings.deterministic),
+                          kernel=settings.kernel.encode() if settings.kernel else None)
+        self.plan = create_plan(self, inputs.problem, options)
+        self.function = LIBRARY.attn_execute_backward if backward else LIBRARY.attn_execute
+        self.workspace = LIBRARY.attn_plan_workspace(self.plan)
+
+    def execute(self, space: Any, io: Any) -> int:
+        memory, address = space.workspace(self.workspace) if self.workspace else (None, None)
+        status = self.function(self.plan, io, address)
+        del memory # until here: what is freed now is used again on this stream only, after these kernels
+        return status
+
+
+def prepared(inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Optional[View]]) -> Prepared:
+    kind = HostCall if inputs.gpu is None else GpuCall
+    return kind(inputs, io, settings, fresh)
+
+
+def maker(gpu: Optional[int]) -> Callable[..., View]:
+    """Makes results that are not there yet."""
+
+    def make(name: str, shape: Tuple[int, ...], dtype: Dtype) -> View:
+        return View(name, 0, shape, _arrays.dense_strides(shape), dtype, True, None, gpu)
+
+    return make
+
+
+def inputs_of(operands: Sequence[Signature], settings: Settings,
+              starts: Sequence[Optional[Starts]]) -> Inputs:
+    q, k, v = map(view_of, "qkv", operands)
+    return Inputs(q, k, v, settings.causal, settings.window, settings.scale, settings.layout, *starts)
+
+
+KEPT_PLANS = 1024
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Starts],
+                    starts_k: Optional[Starts], out: Optional[Signature], *operands: Signature) -> Prepared:
+    inputs = inputs_of(operands, settings, (starts_q, starts_k))
+    given = None if out is None else view_of("out", out)
+    made, lse, io = inputs.results(given, return_lse, maker(operands[0][3]))
+    return prepared(inputs, io, settings, (made if given is None else None, lse))
+
+
+@functools.lru_cache(maxsize=KEPT_PLANS)
+def prepare_backward(settings: Settings, accumulate: bool, wanted: Tuple[bool,
+                                                                         ...], starts_q: Optional[Starts],
+                     starts_k: Optional[Starts], *signatures: Optional[Signature]) -> Prepared:
+    names = POINTERS[Gradients]
+    views = [
+        signature and view_of(names[i] if i != 4 else "out", signature)
+        for i, signature in enumerate(signatures)
+    ]
+    dout, q, k, v, out, lse, delta = signatures[:7]
+    inputs = inputs_of((q, k, v), settings, (starts_q, starts_k))
+    given = [view if want else False for want, view in zip(wanted, views[7:])]
+    made, io = gradients_of(inputs, views[0], *views[4:7], given, accumulate, maker(q[3]))
+    return prepared(inputs, io, settings,
+                    [view if before is None else None for view, before in zip(made, given)])
+
+
+# ---- the calls ----
+
+
+def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, starts: Sequence[Any],
+            longest: Sequence[Optional[int]], settings: Settings) -> Tuple[Any, Any]:
+    """(out, lse)"""
+    seen = [space.look("q", q), space.look("k", k), space.look("v", v)]
+    seen_out = NOTHING if out is None else space.look("out", out, True)
+    lists = [
+        sequences(space, f"cu_seqlens_{side}", array, most)
+        for side, array, most in zip("qk", starts, longest)
+    ]
+    ready = prepare_forward(settings, return_lse, lists[0][0], lists[1][0], seen_out[0], seen[0][0],
+                            seen[1][0], seen[2][0])
+    made, lse = ready.fresh
+    address, lse_address, rows = seen_out[1], 0, None
+    if made is not None:
+        out, address = space.empty(*made)
+    if lse is not None:
+        rows, lse_address = space.empty(*lse)
+    ready.run(
+        space,
+        [seen[0][1], seen[1][1], seen[2][1], address, lse_address, lists[0][1], lists[1][1], space.stream])
+    return out, rows
+
+
+def backward(space: Any, arrays: Sequence[Any], results: Sequence[Any], accumulate: bool,
+             starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Settings) -> List[Any]:
+    """[dq, dk, dv]; arrays: dout, q, k, v, out, lse, delta. results: an array, None to make one, False."""
+    names = ("dout", "q", "k", "v", "out", "lse", "delta", "dq", "dk", "dv")
+    seen = [
+        NOTHING if array is None or array is False else space.look(name, array, i >= 7)
+        for i, (name, array) in enumerate(zip(names, (*arrays, *results)))
+    ]
+    lists = [
+        sequences(space, f"cu_seqlens_{side}", array, most)
+        for side, array, most in zip("qk", starts, longest)
+    ]
+    wanted = tuple(result is not False for result in results)
+    ready = prepare_backward(settings, accumulate, wanted, lists[0][0], lists[1][0],
+                             *[one[0] for one in seen])
+    addresses = [one[1] for one in seen]
+    given = [None if result is False else result for result in results]
+    for i, made in enumerate(ready.fresh):
+        if made is not None:
+            given[i], addresses[7 + i] = space.empty(*made)
+    ready.run(space, [*addresses, lists[0][1], lists[1][1], space.stream])
+    return given
