@@ -24,13 +24,19 @@ static attn_problem parse(const char *text)
     return p;
 }
 
+/* Forward, and gradients if the case has them. */
 static void try_case(cuda_case c, const attn_options *options)
 {
     const attn_options plain = ATTN_INIT(attn_options);
-    c.backward = true;
     cuda_case_open(&c);
     cuda_case_try(&c, options != NULL ? options : &plain);
     cuda_case_close(&c);
+}
+
+static void try_both(cuda_case c, const attn_options *options)
+{
+    c.backward = true;
+    try_case(c, options);
 }
 
 /* ---- sequences of unequal length ---- */
@@ -61,7 +67,7 @@ static void test_unequal_lengths(void **state)
             char text[200];
             (void)snprintf(text, sizeof text, "batch=%d,tokens=200,kv_tokens=200,%s%s", (int)BATCH,
                            problems[i], kind == CUDA_PLAIN ? ",total=432:540" : "");
-            try_case((cuda_case){.problem = parse(text),
+            try_both((cuda_case){.problem = parse(text),
                                  .cu_q = cumulate(q, BATCH),
                                  .cu_kv = cumulate(kv, BATCH),
                                  .layout = (int)i % CUDA_LAYOUTS,
@@ -81,15 +87,44 @@ static void test_unequal_caches(void **state)
     static const int64_t all_q[] = {3, 3, 3, 3, 3}, all_kv[] = {2100, 2100, 2100, 2100, 2100};
     attn_problem p =
         parse("batch=5,heads=8,kv_heads=2,tokens=3,kv_tokens=2100,dim=128,dtype=bf16,out=bf16,causal");
-    try_case((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 3}, NULL);
+    try_both((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 3}, NULL);
     /* as much as the plan, which knows of no lengths, has room for */
-    try_case((cuda_case){.problem = p, .cu_q = cumulate(all_q, 5), .cu_kv = cumulate(all_kv, 5), .seed = 5},
+    try_both((cuda_case){.problem = p, .cu_q = cumulate(all_q, 5), .cu_kv = cumulate(all_kv, 5), .seed = 5},
              NULL);
     p.dim_qk = p.dim_v = 64;
     p.dtype = p.dtype_out = ATTN_F16;
     p.total_q = 6;
     p.total_kv = 3051;
-    try_case((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 4}, NULL);
+    try_both((cuda_case){.problem = p, .cu_q = cumulate(q, 5), .cu_kv = cumulate(kv, 5), .seed = 4}, NULL);
+    cuda_conclude();
+}
+
+/* ---- more keys and values than a GPU's cache holds ---- */
+
+/* Causal, so some heads take turns: a few, and at the end more.  No count divides another. */
+static void test_many_heads(void **state)
+{
+    (void)state;
+    enum { BATCH = 13 };
+    static const char *const problems[] = {
+        "batch=5,heads=21,tokens=300,kv_tokens=2000,dim=64,dtype=bf16,out=bf16,causal",
+        "batch=9,heads=20,kv_heads=5,tokens=260,kv_tokens=3000,dim=128,dtype=f16,out=f16,causal",
+        "batch=40,heads=4,tokens=700,dim=256,dtype=bf16,out=f32,window=300:0",
+        "batch=3,heads=30,tokens=700,kv_tokens=2500,dim=64,dtype=f16,out=f16,causal"};
+    static const int64_t q[BATCH] = {500, 1, 0, 257, 128, 499, 3, 256, 490, 77, 385, 500, 12};
+    static const int64_t kv[BATCH] = {2500, 700, 50, 2499, 100, 2300, 2500, 0, 2048, 2490, 1, 2500, 2500};
+    for (size_t i = 0; i < (cuda.small ? 1 : sizeof problems / sizeof problems[0]); i++) {
+        try_case((cuda_case){.problem = parse(problems[i]), .rows = 24, .seed = 70 + i}, NULL);
+    }
+    if (!cuda.small) {
+        try_case((cuda_case){.problem = parse("batch=13,heads=7,tokens=500,kv_tokens=2500,dim=128,dtype=bf16,"
+                                              "out=bf16,causal"),
+                             .cu_q = cumulate(q, BATCH),
+                             .cu_kv = cumulate(kv, BATCH),
+                             .rows = 24,
+                             .seed = 80},
+                 NULL);
+    }
     cuda_conclude();
 }
 
@@ -182,13 +217,13 @@ static void test_gradient_options(void **state)
     const attn_options fixed = {.size = sizeof fixed, .deterministic = 1};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
         const attn_problem p = parse(problems[i]);
-        try_case((cuda_case){.problem = p, .no_dq = true, .seed = 1}, NULL);
-        try_case((cuda_case){.problem = p, .no_dk = true, .give_delta = true, .seed = 2}, NULL);
-        try_case((cuda_case){.problem = p, .no_dv = true, .seed = 3}, NULL);
-        try_case((cuda_case){.problem = p, .no_dk = true, .no_dv = true, .seed = 4}, NULL);
-        try_case((cuda_case){.problem = p, .accumulate = true, .seed = 5}, NULL);
-        try_case((cuda_case){.problem = p, .give_delta = true, .accumulate = true, .seed = 6}, &fixed);
-        try_case((cuda_case){.problem = p, .layout = CUDA_PADDED, .seed = 7}, &fixed);
+        try_both((cuda_case){.problem = p, .no_dq = true, .seed = 1}, NULL);
+        try_both((cuda_case){.problem = p, .no_dk = true, .give_delta = true, .seed = 2}, NULL);
+        try_both((cuda_case){.problem = p, .no_dv = true, .seed = 3}, NULL);
+        try_both((cuda_case){.problem = p, .no_dk = true, .no_dv = true, .seed = 4}, NULL);
+        try_both((cuda_case){.problem = p, .accumulate = true, .seed = 5}, NULL);
+        try_both((cuda_case){.problem = p, .give_delta = true, .accumulate = true, .seed = 6}, &fixed);
+        try_both((cuda_case){.problem = p, .layout = CUDA_PADDED, .seed = 7}, &fixed);
     }
     cuda_conclude();
 }
@@ -206,7 +241,7 @@ static void test_fewer_multiprocessors(void **state)
     for (int sms = 1; sms <= 40; sms += 39) {
         const attn_options o = {.size = sizeof o, .sms = sms};
         for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
-            try_case((cuda_case){.problem = parse(problems[i]), .rows = 16, .seed = 9}, &o);
+            try_both((cuda_case){.problem = parse(problems[i]), .rows = 16, .seed = 9}, &o);
         }
     }
     cuda_conclude();
@@ -432,11 +467,9 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_graphs), /* first: nothing is loaded yet */
-        cmocka_unit_test(test_unequal_lengths),
-        cmocka_unit_test(test_unequal_caches),
-        cmocka_unit_test(test_blocks_of_keys),
-        cmocka_unit_test(test_gradient_options),
-        cmocka_unit_test(test_fewer_multiprocessors),
+        cmocka_unit_test(test_unequal_lengths),  cmocka_unit_test(test_unequal_caches),
+        cmocka_unit_test(test_many_heads),       cmocka_unit_test(test_blocks_of_keys),
+        cmocka_unit_test(test_gradient_options), cmocka_unit_test(test_fewer_multiprocessors),
         cmocka_unit_test(test_bits_repeat),
     };
     return cuda_main(argc, argv, "cuda_features", tests, sizeof tests / sizeof tests[0]);

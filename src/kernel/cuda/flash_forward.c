@@ -11,7 +11,8 @@
 #include "kernel/cuda/flash_forward_params.h"
 #include "kernel/cuda/map.h"
 
-enum { HEADS_IN_L2 = 32 << 20 };
+/* Of the keys and values of heads whose tiles take turns; LAST: of the last such heads. */
+enum { TOGETHER_BYTES = 8 << 20, LAST_BYTES = 32 << 20 };
 
 /* ---- shapes ---- */
 
@@ -119,16 +120,27 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__min(tokens, ATTN__TILE_FAR);
 }
 
-/* Heads whose tiles take turns, the last queries first: under a causal band these see the most keys.  As many
- * heads as the L2 cache has room for the keys and values of. */
-static int32_t together_of(const attn__cuda_call *call)
+/* How many heads have keys and values of about so many bytes: one at least. */
+static int32_t heads_of(const attn__cuda_call *call, int64_t bytes)
 {
     const int64_t planes = call->batch * call->heads_q, group = call->heads_q / call->heads_kv;
-    const int64_t bytes = attn__max(call->tokens_kv, 1) * (call->dim_qk + call->dim_v) * 2;
+    const int64_t head = attn__max(call->tokens_kv, 1) * (call->dim_qk + call->dim_v) * 2;
+    return (int32_t)attn__max(1, attn__min(bytes * group / head, planes));
+}
+
+/*
+ * Tiles of some heads take turns, the last queries first: under a causal band these see the most keys.  They
+ * are few heads, so that long tiles, which wait for memory, and short ones, which find their keys in the L2
+ * cache, run side by side.  The last are more: what is left when blocks run out of tiles shall be short.
+ */
+static void fill_turns(attn__forward_params *p, const attn__cuda_call *call)
+{
+    const int32_t planes = (int32_t)(call->batch * call->heads_q);
     if (call->right >= call->tokens_kv) {
-        return 0;
+        return; /* tiles of one length */
     }
-    return (int32_t)attn__max(1, attn__min(HEADS_IN_L2 / bytes * group, planes));
+    p->together = heads_of(call, TOGETHER_BYTES);
+    p->last = (planes - heads_of(call, LAST_BYTES)) / p->together * p->together;
 }
 
 static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *call)
@@ -168,12 +180,12 @@ static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
         .shift = (int32_t)call->shift,
         .shifted = call->shifted,
         .tiles_q = (int32_t)tiles_q(call),
-        .together = together_of(call),
         .tiles = (int32_t)(tiles_q(call) * call->batch * call->heads_q),
         .negate = call->scale < 0,
         .out_f32 = call->dtype_out == ATTN_F32,
         .merge = call->merge,
     };
+    fill_turns(p, call);
     return fill_maps(p, call);
 }
 
@@ -196,13 +208,23 @@ static attn_status check_arrays(const attn__cuda_call *call)
  * then their lengths fall from the first tile to the last. */
 static bool is_uneven(const attn__forward_params *p, const attn__cuda_call *call)
 {
-    return p->cu_q != NULL || (p->together > 0 && p->together < call->batch * call->heads_q);
+    return call->cu_q != NULL || p->last > 0;
+}
+
+/* Makes the count of tiles that blocks take 0, in stream order. */
+static attn_status begin(const attn__cuda_device *device, const char *image, int32_t *taken, void *stream)
+{
+    attn__cuda_launch one = {.grid = {1, 1, 1}, .block = 1, .overlap = true, .stream = stream};
+    void *arguments[] = {&taken};
+    ATTN__TRY(attn__cuda_function(&one.function, device, image, "flash_forward_begin", 0));
+    return attn__cuda_enqueue(&one, arguments);
 }
 
 static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
                           void *stream)
 {
     const variant *v = variant_of(call);
+    const char *image = v->image[call->dtype == ATTN_BF16];
     const int sms = call->sms > 0 && call->sms < device->sms ? call->sms : device->sms;
     attn__forward_params p;
     CUfunction function;
@@ -210,19 +232,17 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     if (p.tiles == 0) {
         return ATTN_OK;
     }
-    ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_forward",
-                                  v->shared));
+    ATTN__TRY(attn__cuda_function(&function, device, image, "flash_forward", v->shared));
     if (p.tiles > 2 * sms && is_uneven(&p, call)) {
         p.taken = workspace;
-        ATTN__CUDA_TRY(
-            attn__cuda.memset_async((CUdeviceptr)(uintptr_t)workspace, 0, sizeof *p.taken, stream));
+        ATTN__TRY(begin(device, image, p.taken, stream));
     }
     const attn__cuda_launch one = {
         .function = function,
         .grid = {(unsigned)attn__min(p.tiles, sms), 1, 1},
         .block = v->threads,
         .shared = v->shared,
-        .overlap = p.taken == NULL,
+        .overlap = true,
         .stream = stream,
     };
     void *arguments[] = {&p};

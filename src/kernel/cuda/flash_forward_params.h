@@ -41,6 +41,7 @@ typedef struct attn__forward_params {
     int32_t left, right, shift, shifted; /* see cuda.h; sides at most FAR */
     int32_t tiles_q;                     /* of a sequence, at most */
     int32_t together;                    /* heads whose tiles take turns, the last rows first; 0: no turns */
+    int32_t last;                        /* from this head on all take turns with each other */
     int32_t tiles;                       /* of all heads and sequences */
     int32_t negate;                      /* the scale was negative: scores change their sign */
     int32_t out_f32, merge;

@@ -26,7 +26,8 @@ PTX_INLINE void transpose(uint32_t *x, int t)
     x[3] = upper ? y3 : b;
 }
 
-/* Two rows' parts of this thread, 16-bit: eight neighbouring columns at a time. */
+/* Two rows' parts of this thread, 16-bit: eight neighbouring columns at a time.  The L2 cache gives them up first,
+ * keys and values are of more use there. */
 PTX_INLINE void store_rows_16(uint16_t *to_0, uint16_t *to_1, const float *o, float factor_0, float factor_1,
                               int dim, const bool *kept)
 {
@@ -45,7 +46,7 @@ PTX_INLINE void store_rows_16(uint16_t *to_0, uint16_t *to_1, const float *o, fl
             }
             transpose(x, t);
             if (kept[r] && column < dim) {
-                *(uint4 *)((r == 0 ? to_0 : to_1) + column) = make_uint4(x[0], x[1], x[2], x[3]);
+                __stcs((uint4 *)((r == 0 ? to_0 : to_1) + column), make_uint4(x[0], x[1], x[2], x[3]));
             }
         }
     }

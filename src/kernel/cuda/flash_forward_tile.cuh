@@ -3,7 +3,8 @@
  * flash_forward_tile.cuh - sizes, tiles and their order, and the producers of flash_forward.cuh.
  *
  * A tile is ROWS queries of one head and the steps of KEYS keys that they see.  Under a band tiles differ in
- * length: the long ones come first, and heads take turns as far as their keys and values fit in the L2 cache.
+ * length: the long ones of a few heads come first, then the others of these heads, while the L2 cache has their
+ * keys and values.
  */
 #ifndef ATTN_FLASH_FORWARD_TILE_CUH
 #define ATTN_FLASH_FORWARD_TILE_CUH
@@ -96,10 +97,11 @@ PTX_INLINE void tile_of(tile *t, const attn__forward_params *p, int number)
         plane = number / p->tiles_q;
         n = number - plane * p->tiles_q;
     } else {
-        int of_group = p->together * p->tiles_q, group = number / of_group, rest = number - group * of_group;
-        int heads = min(p->together, p->batch * p->heads_q - group * p->together);
+        const int first = min(number / (p->together * p->tiles_q) * p->together, p->last);
+        const int heads = first < p->last ? p->together : p->batch * p->heads_q - p->last;
+        const int rest = number - first * p->tiles_q;
         n = rest / heads;
-        plane = group * p->together + rest - n * heads;
+        plane = first + rest - n * heads;
         n = p->tiles_q - 1 - n;
     }
     const int batch = plane / p->heads_q, row = n * ROWS;
@@ -142,14 +144,18 @@ PTX_INLINE uint32_t parity_of(uint32_t step)
     return step / STAGES & 1;
 }
 
-PTX_INLINE void load(uint32_t to, int panel, const attn__tile_map *map, uint32_t barrier, bool ragged,
+PTX_INLINE void load(uint32_t to, int panel, const attn__tile_map *map, uint32_t barrier, bool once, bool ragged,
                      int head, int batch, int before, int length, int token)
 {
     int c1 = ragged ? ATTN__TILE_RAGGED - length + token : token;
     int c3 = ragged ? before + length : batch, c4 = ragged ? ATTN__TILE_RAGGED : 0;
 #pragma unroll
     for (int i = 0; i < PANELS; i++) {
-        ptx_load_tile_5d(to + i * panel, map, barrier, 64 * i, c1, head, c3, c4);
+        if (once) {
+            ptx_load_tile_5d_once(to + i * panel, map, barrier, 64 * i, c1, head, c3, c4);
+        } else {
+            ptx_load_tile_5d(to + i * panel, map, barrier, 64 * i, c1, head, c3, c4);
+        }
     }
 }
 
@@ -179,7 +185,7 @@ PTX_INLINE void produce_keys(const attn__forward_params *p, shared_memory *m, co
             const uint32_t full = ptx_shared(&fulls[stage_of(step)]);
             ptx_barrier_wait(ptx_shared(&empties[stage_of(step)]), parity_of(step) ^ 1);
             ptx_barrier_expect(full, KEY_TILE);
-            load(ptx_shared(to[stage_of(step)]), KEY_PANEL, map, full, p->cu_q != nullptr, head, t->batch,
+            load(ptx_shared(to[stage_of(step)]), KEY_PANEL, map, full, false, p->cu_q != nullptr, head, t->batch,
                  t->first_kv, t->keys, i * KEYS);
         }
     }
@@ -196,7 +202,7 @@ PTX_INLINE void produce_turn(const attn__forward_params *p, shared_memory *m, ui
     }
     ptx_barrier_wait(ptx_shared(&m->q_empty[place]), (turn / Q_STAGES & 1) ^ 1);
     ptx_barrier_expect(full, Q_TILE);
-    load(ptx_shared(m->q[place]), Q_PANEL, &p->q, full, p->cu_q != nullptr, t->head, t->batch, t->first_q,
+    load(ptx_shared(m->q[place]), Q_PANEL, &p->q, full, true, p->cu_q != nullptr, t->head, t->batch, t->first_q,
          t->queries, t->row);
 }
 

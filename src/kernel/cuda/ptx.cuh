@@ -108,23 +108,7 @@ PTX_INLINE void ptx_prefetch_map(const void *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
-PTX_INLINE void ptx_load_tile_5d(uint32_t shared, const void *map, uint32_t barrier, int c0, int c1, int c2, int c3,
-                                 int c4)
-{
-    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
-                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
-                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
-                 : "memory");
-}
-/* A box of a tensor of 4 dimensions to shared memory; policy: of the second-level cache, as made below. */
-PTX_INLINE void ptx_load_tile_4d(uint32_t to, const void *map, uint32_t barrier, int x, int y, int z, int w, uint64_t policy)
-{
-    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
-                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
-                 : "memory");
-}
-/* For what is read once. */
+/* Policies of the second-level cache; the first is for what is read once. */
 PTX_INLINE uint64_t ptx_evict_first(void)
 {
     uint64_t policy;
@@ -136,6 +120,31 @@ PTX_INLINE uint64_t ptx_evict_normal(void)
     uint64_t policy;
     asm volatile("createpolicy.fractional.L2::evict_normal.b64 %0, 1.0;" : "=l"(policy));
     return policy;
+}
+PTX_INLINE void ptx_load_tile_5d(uint32_t shared, const void *map, uint32_t barrier, int c0, int c1, int c2, int c3,
+                                 int c4)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2];" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4)
+                 : "memory");
+}
+/* What is read once: the second-level cache gives it up first. */
+PTX_INLINE void ptx_load_tile_5d_once(uint32_t shared, const void *map, uint32_t barrier, int c0, int c1, int c2,
+                                      int c3, int c4)
+{
+    asm volatile("cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint"
+                 " [%0], [%1, {%3, %4, %5, %6, %7}], [%2], %8;" ::"r"(shared),
+                 "l"(map), "r"(barrier), "r"(c0), "r"(c1), "r"(c2), "r"(c3), "r"(c4), "l"(ptx_evict_first())
+                 : "memory");
+}
+/* A box of a tensor of 4 dimensions to shared memory; policy: of the second-level cache, as made above. */
+PTX_INLINE void ptx_load_tile_4d(uint32_t to, const void *map, uint32_t barrier, int x, int y, int z, int w, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.4d.shared::cluster.global.tile.mbarrier::complete_tx::bytes.L2::cache_hint "
+                 "[%0], [%1, {%3, %4, %5, %6}], [%2], %7;" ::"r"(to),
+                 "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
+                 : "memory");
 }
 /* bytes: a multiple of 16; both addresses 16-byte aligned */
 PTX_INLINE void ptx_load_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
