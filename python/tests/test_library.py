@@ -23,6 +23,7 @@ def run(code, path, **environment):
                           capture_output=True,
                           text=True,
                           check=False,
+                          cwd=path, # "-c" looks for packages where it runs first
                           env={**clean, "PYTHONPATH": str(path), **environment})
 
 
