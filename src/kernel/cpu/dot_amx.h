@@ -258,6 +258,8 @@ static void dot_product(const attn__dot *dot)
 /* ---- few rows (dot_few.h) ------------------------------------------------------------------------- */
 
 enum {
+    FEW_LEAST = 5,
+    FEW_PACKED = 0,
     FEW_SHARE = 10,
     FEW_STEP_ROWS = 16,
     FEW_PV_ROWS = 16,

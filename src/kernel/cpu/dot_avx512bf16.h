@@ -122,6 +122,8 @@ static void dot_product(const attn__dot *dot)
 enum {
     FEW_SUMS = 16,  /* in registers: enough to hide the latency of two units */
     FEW_DEPTH = 32, /* of a step */
+    FEW_LEAST = 3,
+    FEW_PACKED = 8,
     FEW_SHARE = 14,
     FEW_STEP_ROWS = 8,
     FEW_PV_ROWS = 4,
@@ -129,21 +131,37 @@ enum {
     FEW_P_PARTS = 1,
 };
 
-/* Of 4 dims, a row's two pairs side by side: the first 8 rows in one vector, up to 16 rows the others in the
- * next. */
+/* Pairs of dims that a row has side by side in a vector of Q: as many as leave no lane empty. */
+VEC_INLINE int few_pairs(int64_t rows)
+{
+    return rows <= 4 ? 4 : rows <= VEC_LANES ? 2 : 1;
+}
+
+/* Row by row a pair of `a` and one of `b`, of the first 8 rows. */
+VEC_INLINE __m512i few_mix(const uint16_t *a, const uint16_t *b)
+{
+    const vec first = _mm512_castsi512_ps(_mm512_loadu_si512(a));
+    return _mm512_castps_si512(vec_mix_low(first, _mm512_castsi512_ps(_mm512_loadu_si512(b))));
+}
+
+/* Up to 4 rows: a vector has 8 dims of each.  Up to 8 rows: 4 dims.  Up to 16: the other rows in the next
+ * vector. */
 static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
 {
+    enum { NEXT = PAIR * PANEL }; /* pair of dims */
+    const __m512i fours = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
+    const int pairs = few_pairs(rows);
     const uint16_t *from = q;
-    for (int64_t d = 0; d < depth && rows <= VEC_LANES; d += 2 * PAIR) {
-        const vec first = _mm512_castsi512_ps(_mm512_loadu_si512(from));
-        const vec second = _mm512_castsi512_ps(_mm512_loadu_si512(from + PAIR * PANEL));
-        _mm512_storeu_ps(q, vec_mix_low(first, second));
+    for (int64_t d = 0; d < depth && pairs > 1; d += pairs * PAIR, from += pairs * NEXT) {
+        const __m512i low = few_mix(from, from + NEXT);
+        const __m512i high = pairs == 4 ? few_mix(from + 2 * NEXT, from + 3 * NEXT)
+                                        : few_mix(from + VEC_LANES, from + VEC_LANES + NEXT);
+        _mm512_storeu_si512(q, pairs == 4 ? _mm512_permutex2var_epi64(low, fours, high) : low);
         q += PAIR_LANES;
-        if (rows > FEW_STEP_ROWS) {
-            _mm512_storeu_ps(q, vec_mix_high(first, second));
+        if (pairs == 2 && rows > FEW_STEP_ROWS) {
+            _mm512_storeu_si512(q, high);
             q += PAIR_LANES;
         }
-        from += 2 * PAIR * PANEL;
     }
 }
 
@@ -165,18 +183,24 @@ VEC_INLINE void few_fourths(const int rows, const uint16_t **fourth, const uint1
     }
 }
 
-/* Four bf16 at p for every two lanes. */
-VEC_INLINE __m512bh few_quad(const uint16_t *p)
+/* `pairs` pairs of bf16 at p, over and over. */
+VEC_INLINE __m512bh few_repeat(const int pairs, const uint16_t *p)
 {
-    int64_t quad;
-    memcpy(&quad, p, sizeof quad);
-    return (__m512bh)_mm512_set1_epi64(quad);
+    if (pairs == 4) {
+        return (__m512bh)_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)p));
+    }
+    if (pairs == 2) {
+        int64_t quad;
+        memcpy(&quad, p, sizeof quad);
+        return (__m512bh)_mm512_set1_epi64(quad);
+    }
+    return dot_pair(p);
 }
 
-/* acc[i]: 16 / n keys by 16 n rows, or, `quads`, by two lanes for each of 8 n rows */
-VEC_INLINE void few_qk_sums(const int n, const bool quads, const few_qk *of, int64_t key, vec acc[FEW_SUMS])
+/* acc[i]: 16 / n keys by 16 n lanes, of which each row has `pairs` */
+VEC_INLINE void few_qk_sums(const int n, const int pairs, const few_qk *of, int64_t key, vec acc[FEW_SUMS])
 {
-    const int64_t dims = quads ? 2 * PAIR : PAIR, q_row = quads ? n * PAIR_LANES : PAIR * PANEL;
+    const int64_t dims = pairs * PAIR, q_row = pairs > 1 ? n * PAIR_LANES : PAIR * PANEL;
     const uint16_t *q = of->q;
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
@@ -186,18 +210,18 @@ VEC_INLINE void few_qk_sums(const int n, const bool quads, const few_qk *of, int
         const uint16_t *fourth[FEW_SUMS / 4];
         few_fourths(FEW_SUMS / n, fourth, of->k + key * of->k_row + d, of->k_row);
         for (int64_t k = 0; k < FEW_DEPTH; k += dims, q += q_row) {
-            __m512bh pairs[2];
+            __m512bh rows[2];
             FLASH_UNROLL
             for (int j = 0; j < n; j++) {
-                pairs[j] = (__m512bh)_mm512_loadu_si512(q + j * PAIR_LANES);
+                rows[j] = (__m512bh)_mm512_loadu_si512(q + j * PAIR_LANES);
             }
             FLASH_UNROLL
             for (int i = 0; i < FEW_SUMS; i++) {
                 const uint16_t *at = fourth[i / n / 4] + i / n % 4 * of->k_row + k;
-                acc[i] = _mm512_dpbf16_ps(acc[i], quads ? few_quad(at) : dot_pair(at), pairs[i % n]);
+                acc[i] = _mm512_dpbf16_ps(acc[i], few_repeat(pairs, at), rows[i % n]);
             }
         }
-        few_ask(of->ahead, quads ? (of->lines + 1) / 2 : of->lines);
+        few_ask(of->ahead, (of->lines + pairs - 1) / pairs);
     }
 }
 
@@ -206,7 +230,7 @@ VEC_INLINE void few_qk_rows(const few_qk *of, int64_t key)
 {
     float *s = of->s + key * PANEL;
     vec acc[FEW_SUMS];
-    few_qk_sums(2, false, of, key, acc);
+    few_qk_sums(2, 1, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
         vec_store(s + i / 2 * PANEL + i % 2 * VEC_LANES, acc[i]);
@@ -223,40 +247,51 @@ VEC_INLINE vec few_add_lanes(vec first, vec second)
 VEC_INLINE void few_qk_16(const few_qk *of, int64_t key)
 {
     vec acc[FEW_SUMS];
-    few_qk_sums(2, true, of, key, acc);
+    few_qk_sums(2, 2, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i += 2) {
         vec_store(of->s + (key + i / 2) * PANEL, few_add_lanes(acc[i], acc[i + 1]));
     }
 }
 
-/* 16 keys by 8 rows, and zeros for 8 more. */
+/* 16 keys by 8 rows, packed. */
 VEC_INLINE void few_qk_8(const few_qk *of, int64_t key)
 {
+    float *s = of->s + key / 4 * PANEL;
     vec acc[FEW_SUMS];
-    few_qk_sums(1, true, of, key, acc);
+    few_qk_sums(1, 2, of, key, acc);
     FLASH_UNROLL
-    for (int i = 0; i < FEW_SUMS; i += 2) {
-        const vec sum = few_add_lanes(acc[i], acc[i + 1]);
-        float *s = of->s + (key + i) * PANEL;
-        vec_store(s, _mm512_maskz_mov_ps(0xff, sum));
-        vec_store(s + PANEL, _mm512_maskz_shuffle_f32x4(0xff, sum, sum, 0xee));
+    for (int i = 0; i < FEW_SUMS; i += 4) {
+        vec_store(s + i * 8, few_add_lanes(acc[i], acc[i + 2]));
+        vec_store(s + i * 8 + VEC_LANES, few_add_lanes(acc[i + 1], acc[i + 3]));
+    }
+}
+
+/* 16 keys by 4 rows, packed. */
+VEC_INLINE void few_qk_4(const few_qk *of, int64_t key)
+{
+    float *s = of->s + key / 8 * PANEL;
+    vec acc[FEW_SUMS];
+    few_qk_sums(1, 4, of, key, acc);
+    FLASH_UNROLL
+    for (int i = 0; i < 4; i++, s += VEC_LANES) {
+        const vec *first = acc + i / 2 * 8 + i % 2;
+        vec_store(s, few_add_lanes(few_add_lanes(first[0], first[2]), few_add_lanes(first[4], first[6])));
     }
 }
 
 static void few_multiply_qk(const few_qk *of)
 {
-    if (of->rows <= FEW_STEP_ROWS) {
-        for (int64_t key = 0; key < of->keys; key += FEW_SUMS) {
+    const int64_t step = of->rows <= FEW_STEP_ROWS ? FEW_SUMS : FEW_SUMS / 2;
+    for (int64_t key = 0; key < of->keys; key += step) {
+        if (few_pairs(of->rows) == 4) {
+            few_qk_4(of, key);
+        } else if (of->rows <= FEW_STEP_ROWS) {
             few_qk_8(of, key);
-        }
-    } else {
-        for (int64_t key = 0; key < of->keys; key += FEW_SUMS / 2) {
-            if (of->n == 1) {
-                few_qk_16(of, key);
-            } else {
-                few_qk_rows(of, key);
-            }
+        } else if (of->n == 1) {
+            few_qk_16(of, key);
+        } else {
+            few_qk_rows(of, key);
         }
     }
 }

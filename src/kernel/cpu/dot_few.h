@@ -7,6 +7,8 @@
  *     few_turn_weights       weights of 16 rows and 32 keys, [pair of keys][row][2], into P of few_pv
  *     few_pack_queries       what few_qk wants changed in Q^T, [pair of dims][PANEL][2]
  *     few_order              how the dims of O lie
+ *     FEW_LEAST              rows; with less the vectors of flash_few.inc.h are faster
+ *     FEW_PACKED             up to so many rows S is packed, see few_qk: 8, or 0
  *     FEW_SHARE              of 16 lines that are asked for, during products; the others during the softmax
  *     FEW_STEP_ROWS, _COST   rows of few_pv in a step; how many steps of few_qk one takes as long as
  *     FEW_PV_ROWS            rows of the least part of a step; it asks for its part of the lines
@@ -68,11 +70,14 @@ VEC_INLINE void few_ask(few_ahead *ahead, int64_t lines)
 /*
  * S^T[keys][16 n] = K Q^T, K where it lies, up to a multiple of 16 keys: K[key][d] is k[key * k_row + d].  Q
  * is as few_pack_queries leaves it for `rows`; rows that are not there may be anything.  depth % 32 = 0.
+ *
+ * Of up to FEW_PACKED rows S is packed: 4 rows of 4 keys share a vector, or 8 rows of 2.  Of 8, or 4, keys
+ * the even ones lie before the odd ones, in PANEL floats, so that lane by lane they are pairs of keys.
  */
 typedef struct few_qk {
     const uint16_t *k, *q;
     int64_t k_row;
-    float *s; /* [keys][PANEL] */
+    float *s; /* [keys][PANEL], or packed */
     int64_t rows, keys, n, depth;
     few_ahead *ahead;
     int64_t lines; /* are asked for a product of 16 x 16 x 32 */

@@ -149,12 +149,14 @@ static bool dot_pair_rows(uint16_t *b, const uint16_t *x, const uint16_t *y, int
 }
 
 /*
- * 16 x 16 pairs of bf16 transposed: to[j][i] = from[i][j].  A[16 rows][32 of depth] becomes B[16 pairs of
- * depth][16 cols]; B[16 pairs][16 cols] becomes A[16][32].
+ * 16 x `cols` pairs of bf16 transposed: to[j][i] = from[i][j].  A[16 rows][32 of depth] becomes B[16 pairs of
+ * depth][16 cols]; B[16 pairs][cols] becomes A[cols][32].
  */
-static void dot_transpose(uint16_t *to, int64_t to_row, const uint16_t *from, int64_t from_row)
+VEC_INLINE void dot_transpose_cols(const int cols, uint16_t *to, int64_t to_row, const uint16_t *from,
+                                   int64_t from_row)
 {
-    for (int64_t j = 0; j < VEC_LANES; j += 4) {
+    FLASH_UNROLL
+    for (int64_t j = 0; j < cols; j += 4) {
         __m512i x[4];
         FLASH_UNROLL
         for (int i = 0; i < 4; i++) { /* rows i, i + 4, i + 8, i + 12 side by side */
@@ -174,6 +176,11 @@ static void dot_transpose(uint16_t *to, int64_t to_row, const uint16_t *from, in
         _mm512_storeu_si512(to + (j + 2) * to_row, _mm512_unpacklo_epi64(high0, high1));
         _mm512_storeu_si512(to + (j + 3) * to_row, _mm512_unpackhi_epi64(high0, high1));
     }
+}
+
+static void dot_transpose(uint16_t *to, int64_t to_row, const uint16_t *from, int64_t from_row)
+{
+    dot_transpose_cols(VEC_LANES, to, to_row, from, from_row);
 }
 
 #endif

@@ -23,7 +23,6 @@
  */
 enum {
     FEW_ROWS = PANEL,        /* of a call; */
-    FEW_LEAST = 5,           /* with less the vectors of flash_few.inc.h keep up with memory */
     FEW_BYTES = 16 * 1024,   /* of K or V in a tile: both and S stay in L1 */
     FEW_KEYS = ATTN__SQUARE, /* of a square of P */
 };
@@ -74,7 +73,10 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
     tile->ahead = few_ahead_of((const uint16_t *)span->k + skip * span->k_token, tile->count,
                                block->dim_qk * size, span->k_token * size, values);
     const int64_t lines = (state->depth + few_width(state)) * size * FEW_KEYS / LINE; /* of 32 keys */
-    const int64_t rows = round_up(block->count, block->count <= FEW_STEP_ROWS ? FEW_STEP_ROWS : VEC_LANES);
+    const int64_t step = block->count <= FEW_PV_ROWS     ? FEW_PV_ROWS
+                         : block->count <= FEW_STEP_ROWS ? FEW_STEP_ROWS
+                                                         : VEC_LANES;
+    const int64_t rows = round_up(block->count, step);
     const int64_t steps = rows * state->depth + round_up(block->count, FEW_PV_ROWS) * few_width(state) *
                                                     FEW_STEP_COST; /* 256 to a step */
     tile->step_lines = attn__ceil_div(lines * FEW_SHARE * 256 / 16, steps);
@@ -83,7 +85,22 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
 
 /* ---- S ------------------------------------------------------------------------------------------- */
 
-VEC_INLINE void few_scores(const int n, const dot_state *state, few_tile *tile)
+/* Of the keys from .. to, `pack` rows packed: -inf where a row does not see one, or there is none. */
+static void few_hide_packed(int pack, float *s, const few_tile *tile, int64_t from, int64_t to)
+{
+    const int64_t keys = PANEL / pack;
+    for (int64_t key = from; key < to; key++) {
+        float *at = s + key / keys * PANEL + key % 2 * VEC_LANES + key % keys / 2 * pack;
+        for (int row = 0; row < pack; row++) {
+            const int64_t apart = tile->first + key - tile->band.row - row;
+            if (key >= tile->count || apart < tile->band.lo || apart > tile->band.hi) {
+                at[row] = -INFINITY;
+            }
+        }
+    }
+}
+
+VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, few_tile *tile)
 {
     const attn__block *block = state->block;
     const attn__span *span = tile->span;
@@ -107,6 +124,11 @@ VEC_INLINE void few_scores(const int n, const dot_state *state, few_tile *tile)
         of.k = state->k, of.k_row = depth;
     }
     few_multiply_qk(&of);
+    if (pack > 0) {
+        few_hide_packed(pack, state->s, tile, 0, tile->whole_from);
+        few_hide_packed(pack, state->s, tile, tile->whole_to, tile->padded);
+        return;
+    }
     mask_scores(n, state->s, PANEL, &tile->band, tile->first, tile->whole_from);
     mask_scores(n, state->s + tile->whole_to * PANEL, PANEL, &tile->band, tile->first + tile->whole_to,
                 tile->count - tile->whole_to);
@@ -127,14 +149,12 @@ static void few_fade(const dot_state *state, const float *fade)
     }
 }
 
-/* max moves on if a score is 2^SLACK above it, and O and sum shrink; less: what to subtract. */
-VEC_INLINE void few_raise(const int n, const dot_state *state, const few_tile *tile, vec *less)
+/* max moves on if a score of `top` is 2^SLACK above it, and O and sum shrink; less: what to subtract. */
+VEC_INLINE void few_raise(const int n, const dot_state *state, const vec *top, vec *less)
 {
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
     float fade[PANEL];
-    vec top[2] = {none, none};
     vec_mask moved = 0;
-    raise_max(n, state->s, PANEL, tile->padded, top);
     FLASH_UNROLL
     for (int c = 0; c < n; c++) {
         float *max = state->max + c * VEC_LANES, *sum = state->sum + c * VEC_LANES;
@@ -158,8 +178,9 @@ VEC_INLINE void few_weights(const int n, const dot_state *state, few_tile *tile)
 {
     const vec factor = vec_set(state->factor);
     const int64_t p_row = few_tile_keys(state);
-    vec less[2], sum[2];
-    few_raise(n, state, tile, less);
+    vec less[2], sum[2], top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
+    raise_max(n, state->s, PANEL, tile->padded, top);
+    few_raise(n, state, top, less);
     FLASH_UNROLL
     for (int c = 0; c < n; c++) {
         sum[c] = vec_set(0.0f);
@@ -187,6 +208,37 @@ VEC_INLINE void few_weights(const int n, const dot_state *state, few_tile *tile)
         float *at = state->sum + c * VEC_LANES;
         vec_store(at, vec_add(vec_load(at), sum[c]));
     }
+}
+
+/* The greatest scores of `pack` packed rows, each in all of its lanes. */
+VEC_INLINE vec few_top_packed(const int pack, const dot_state *state, const few_tile *tile)
+{
+    vec top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
+    raise_max(2, state->s, PANEL, tile->padded * pack / PANEL, top);
+    vec most = vec_max(top[0], top[1]);
+    most = vec_max(most, _mm512_shuffle_f32x4(most, most, 0x4e));
+    return pack == 8 ? most : vec_max(most, _mm512_shuffle_f32x4(most, most, 0xb1));
+}
+
+/* few_weights of `pack` packed rows: a row's lanes share its maximum, and each has a sum. */
+VEC_INLINE void few_weights_packed(const int pack, const dot_state *state, few_tile *tile)
+{
+    const vec factor = vec_set(state->factor), top = few_top_packed(pack, state, tile);
+    vec less, sum = vec_set(0.0f);
+    few_raise(1, state, &top, &less);
+    for (int64_t j = 0; j < tile->padded; j += FEW_KEYS) {
+        float *s = state->s + j * pack;
+        FLASH_UNROLL
+        for (int i = 0; i < pack; i++) {
+            const float *at = s + i * PANEL;
+            const vec even = weigh(1, at, factor, less), odd = weigh(1, at + VEC_LANES, factor, less);
+            dot_store_pairs(1, (void *)(s + i * VEC_LANES), 0, even, odd); /* [pair of keys][pack] */
+            sum = vec_add(sum, vec_add(even, odd));
+            few_ask(&tile->ahead, tile->softmax_lines * (VEC_LANES / pack));
+        }
+        dot_transpose_cols(pack, state->p + j, few_tile_keys(state), (const void *)s, PAIR * pack);
+    }
+    vec_store(state->sum, vec_add(vec_load(state->sum), sum));
 }
 
 /* ---- O ------------------------------------------------------------------------------------------- */
@@ -259,7 +311,7 @@ static bool few_write(const dot_state *state)
     return finite;
 }
 
-VEC_INLINE void few_span(const int n, const dot_state *state, const attn__span *span)
+VEC_INLINE void few_span(const int n, const int pack, const dot_state *state, const attn__span *span)
 {
     const attn__block *block = state->block;
     const int64_t keys = few_tile_keys(state);
@@ -269,8 +321,12 @@ VEC_INLINE void few_span(const int n, const dot_state *state, const attn__span *
         few_tile tile = few_begin_tile(state, span, first, attn__min(keys, end - first));
         few_ahead values;
         few_look_ahead(state, &tile, &values);
-        few_scores(n, state, &tile);
-        few_weights(n, state, &tile);
+        few_scores(n, pack, state, &tile);
+        if (pack > 0) {
+            few_weights_packed(pack, state, &tile);
+        } else {
+            few_weights(n, state, &tile);
+        }
         few_values(state, &tile);
     }
 }
@@ -282,20 +338,32 @@ static bool few_suits(const attn__block *block)
     return block->dtype == ATTN_BF16 && block->first == 0 && block->count <= FEW_ROWS;
 }
 
+VEC_INLINE void few_spans(const int n, const int pack, const dot_state *state)
+{
+    for (int64_t i = 0; i < state->block->span_count; i++) {
+        few_span(n, pack, state, &state->block->spans[i]);
+    }
+    for (int lane = pack; lane < VEC_LANES && pack > 0; lane++) {
+        state->sum[lane % pack] += state->sum[lane];
+    }
+}
+
 /* Returns whether O is right: whether all of it is finite. */
 static bool few_forward(const dot_state *state)
 {
-    const bool one = state->block->count <= VEC_LANES;
+    const int64_t rows = state->block->count;
     clear(state);
-    pack_queries(state, one ? VEC_LANES : PANEL);
-    few_pack_queries(state->q, state->depth, state->block->count);
+    pack_queries(state, rows <= VEC_LANES ? VEC_LANES : PANEL);
+    few_pack_queries(state->q, state->depth, rows);
     dot_begin();
-    for (int64_t s = 0; s < state->block->span_count; s++) {
-        if (one) {
-            few_span(1, state, &state->block->spans[s]);
-        } else {
-            few_span(2, state, &state->block->spans[s]);
-        }
+    if (rows <= attn__min(FEW_PACKED, 4)) {
+        few_spans(1, 4, state);
+    } else if (rows <= FEW_PACKED) {
+        few_spans(1, 8, state);
+    } else if (rows <= VEC_LANES) {
+        few_spans(1, 0, state);
+    } else {
+        few_spans(2, 0, state);
     }
     dot_end();
     return few_write(state);
