@@ -111,8 +111,8 @@ def prepared(inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Option
     return kind(inputs, io, settings, fresh)
 
 
-def maker(gpu: Optional[int]) -> Callable[..., View]:
-    """Makes results that are not there yet."""
+def later(gpu: Optional[int]) -> Callable[..., View]:
+    """Describes results that each call makes anew."""
 
     def make(name: str, shape: Tuple[int, ...], dtype: Dtype) -> View:
         return View(name, 0, shape, _arrays.dense_strides(shape), dtype, True, None, gpu)
@@ -126,31 +126,30 @@ def inputs_of(operands: Sequence[Signature], settings: Settings,
     return Inputs(q, k, v, settings.causal, settings.window, settings.scale, settings.layout, *starts)
 
 
-KEPT_PLANS = 1024
+KEPT_CALLS = 1024
 
 
-@functools.lru_cache(maxsize=KEPT_PLANS)
+@functools.lru_cache(maxsize=KEPT_CALLS)
 def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Starts],
                     starts_k: Optional[Starts], out: Optional[Signature], *operands: Signature) -> Prepared:
     inputs = inputs_of(operands, settings, (starts_q, starts_k))
     given = None if out is None else view_of("out", out)
-    made, lse, io = inputs.results(given, return_lse, maker(operands[0][3]))
+    made, lse, io = inputs.results(given, return_lse, later(inputs.gpu))
     return prepared(inputs, io, settings, (made if given is None else None, lse))
 
 
-@functools.lru_cache(maxsize=KEPT_PLANS)
-def prepare_backward(settings: Settings, accumulate: bool, wanted: Tuple[bool,
-                                                                         ...], starts_q: Optional[Starts],
+# of a call for gradients, as its signatures come
+ARRAYS = ("dout", "q", "k", "v", "out", "lse", "delta", "dq", "dk", "dv")
+Wanted = Tuple[bool, ...] # of dq, dk, dv
+
+
+@functools.lru_cache(maxsize=KEPT_CALLS)
+def prepare_backward(settings: Settings, accumulate: bool, wanted: Wanted, starts_q: Optional[Starts],
                      starts_k: Optional[Starts], *signatures: Optional[Signature]) -> Prepared:
-    names = POINTERS[Gradients]
-    views = [
-        signature and view_of(names[i] if i != 4 else "out", signature)
-        for i, signature in enumerate(signatures)
-    ]
-    dout, q, k, v, out, lse, delta = signatures[:7]
-    inputs = inputs_of((q, k, v), settings, (starts_q, starts_k))
+    views = [signature and view_of(name, signature) for name, signature in zip(ARRAYS, signatures)]
+    inputs = inputs_of(signatures[1:4], settings, (starts_q, starts_k))
     given = [view if want else False for want, view in zip(wanted, views[7:])]
-    made, io = gradients_of(inputs, views[0], *views[4:7], given, accumulate, maker(q[3]))
+    made, io = gradients_of(inputs, views[0], *views[4:7], given, accumulate, later(inputs.gpu))
     return prepared(inputs, io, settings,
                     [view if before is None else None for view, before in zip(made, given)])
 
@@ -158,15 +157,20 @@ def prepare_backward(settings: Settings, accumulate: bool, wanted: Tuple[bool,
 # ---- the calls ----
 
 
+def lists_of(space: Any, starts: Sequence[Any], longest: Sequence[Optional[int]]) -> List[Any]:
+    """cu_seqlens_q and cu_seqlens_k, as sequences() sees them."""
+    return [
+        sequences(space, f"cu_seqlens_{side}", array, most)
+        for side, array, most in zip("qk", starts, longest)
+    ]
+
+
 def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, starts: Sequence[Any],
             longest: Sequence[Optional[int]], settings: Settings) -> Tuple[Any, Any]:
     """(out, lse)"""
     seen = [space.look("q", q), space.look("k", k), space.look("v", v)]
     seen_out = NOTHING if out is None else space.look("out", out, True)
-    lists = [
-        sequences(space, f"cu_seqlens_{side}", array, most)
-        for side, array, most in zip("qk", starts, longest)
-    ]
+    lists = lists_of(space, starts, longest)
     ready = prepare_forward(settings, return_lse, lists[0][0], lists[1][0], seen_out[0], seen[0][0],
                             seen[1][0], seen[2][0])
     made, lse = ready.fresh
@@ -184,15 +188,11 @@ def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, star
 def backward(space: Any, arrays: Sequence[Any], results: Sequence[Any], accumulate: bool,
              starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Settings) -> List[Any]:
     """[dq, dk, dv]; arrays: dout, q, k, v, out, lse, delta. results: an array, None to make one, False."""
-    names = ("dout", "q", "k", "v", "out", "lse", "delta", "dq", "dk", "dv")
     seen = [
         NOTHING if array is None or array is False else space.look(name, array, i >= 7)
-        for i, (name, array) in enumerate(zip(names, (*arrays, *results)))
+        for i, (name, array) in enumerate(zip(ARRAYS, (*arrays, *results)))
     ]
-    lists = [
-        sequences(space, f"cu_seqlens_{side}", array, most)
-        for side, array, most in zip("qk", starts, longest)
-    ]
+    lists = lists_of(space, starts, longest)
     wanted = tuple(result is not False for result in results)
     ready = prepare_backward(settings, accumulate, wanted, lists[0][0], lists[1][0],
                              *[one[0] for one in seen])

@@ -183,7 +183,7 @@ def starts_by_dlpack(name: str, array: Any, space: Any) -> Tuple[Any, int, Tuple
 
 
 def sequences(space: Any, name: str, array: Any, longest: Optional[int]) -> Tuple[Optional[Starts], int, Any]:
-    """What is known of the sequences here, their list's address on the GPU, and what keeps it alive."""
+    """What is known of the sequences here, the address of their list there, and what keeps it alive."""
     if array is None:
         return None, 0, None
     on_gpu = array.is_cuda if _arrays.is_torch(array) else _arrays.where(array) is not None

@@ -131,37 +131,49 @@ enum {
     FEW_P_PARTS = 1,
 };
 
-/* Pairs of dims that a row has side by side in a vector of Q: as many as leave no lane empty. */
-VEC_INLINE int few_pairs(int64_t rows)
-{
-    return rows <= 4 ? 4 : rows <= VEC_LANES ? 2 : 1;
-}
-
-/* Row by row a pair of `a` and one of `b`, of the first 8 rows. */
+/* Row by row a pair of dims from `a` and one from `b`: of 8 rows each. */
 VEC_INLINE __m512i few_mix(const uint16_t *a, const uint16_t *b)
 {
     const vec first = _mm512_castsi512_ps(_mm512_loadu_si512(a));
     return _mm512_castps_si512(vec_mix_low(first, _mm512_castsi512_ps(_mm512_loadu_si512(b))));
 }
 
-/* Up to 4 rows: a vector has 8 dims of each.  Up to 8 rows: 4 dims.  Up to 16: the other rows in the next
- * vector. */
-static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
+/* Up to 4 rows, for few_qk_4: of each 8 dims side by side, a vector in all. */
+static void few_pack_4(uint16_t *q, int64_t depth)
 {
     enum { NEXT = PAIR * PANEL }; /* pair of dims */
     const __m512i fours = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    const int pairs = few_pairs(rows);
     const uint16_t *from = q;
-    for (int64_t d = 0; d < depth && pairs > 1; d += pairs * PAIR, from += pairs * NEXT) {
-        const __m512i low = few_mix(from, from + NEXT);
-        const __m512i high = pairs == 4 ? few_mix(from + 2 * NEXT, from + 3 * NEXT)
-                                        : few_mix(from + VEC_LANES, from + VEC_LANES + NEXT);
-        _mm512_storeu_si512(q, pairs == 4 ? _mm512_permutex2var_epi64(low, fours, high) : low);
+    for (int64_t d = 0; d < depth; d += 4 * PAIR, from += 4 * NEXT, q += PAIR_LANES) {
+        const __m512i low = few_mix(from, from + NEXT), high = few_mix(from + 2 * NEXT, from + 3 * NEXT);
+        _mm512_storeu_si512(q, _mm512_permutex2var_epi64(low, fours, high));
+    }
+}
+
+/* Up to 16 rows, for few_qk_8 and few_qk_16: of each 4 dims side by side, 8 rows in a vector. */
+static void few_pack_16(uint16_t *q, int64_t depth, int64_t rows)
+{
+    enum { NEXT = PAIR * PANEL };
+    const uint16_t *from = q;
+    for (int64_t d = 0; d < depth; d += 2 * PAIR, from += 2 * NEXT) {
+        const __m512i first = few_mix(from, from + NEXT);
+        const __m512i second =
+            few_mix(from + PAIR * 8, from + PAIR * 8 + NEXT); /* first may be stored there */
+        _mm512_storeu_si512(q, first);
         q += PAIR_LANES;
-        if (pairs == 2 && rows > FEW_STEP_ROWS) {
-            _mm512_storeu_si512(q, high);
+        if (rows > 8) {
+            _mm512_storeu_si512(q, second);
             q += PAIR_LANES;
         }
+    }
+}
+
+static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
+{
+    if (rows <= 4) {
+        few_pack_4(q, depth);
+    } else if (rows <= VEC_LANES) {
+        few_pack_16(q, depth, rows);
     }
 }
 
@@ -261,9 +273,9 @@ VEC_INLINE void few_qk_8(const few_qk *of, int64_t key)
     vec acc[FEW_SUMS];
     few_qk_sums(1, 2, of, key, acc);
     FLASH_UNROLL
-    for (int i = 0; i < FEW_SUMS; i += 4) {
-        vec_store(s + i * 8, few_add_lanes(acc[i], acc[i + 2]));
-        vec_store(s + i * 8 + VEC_LANES, few_add_lanes(acc[i + 1], acc[i + 3]));
+    for (int i = 0; i < FEW_SUMS; i += 4, s += PANEL) {
+        vec_store(s, few_add_lanes(acc[i], acc[i + 2]));
+        vec_store(s + VEC_LANES, few_add_lanes(acc[i + 1], acc[i + 3]));
     }
 }
 
@@ -275,8 +287,8 @@ VEC_INLINE void few_qk_4(const few_qk *of, int64_t key)
     few_qk_sums(1, 4, of, key, acc);
     FLASH_UNROLL
     for (int i = 0; i < 4; i++, s += VEC_LANES) {
-        const vec *first = acc + i / 2 * 8 + i % 2;
-        vec_store(s, few_add_lanes(few_add_lanes(first[0], first[2]), few_add_lanes(first[4], first[6])));
+        const vec *x = acc + i / 2 * 8 + i % 2; /* x[0], x[2], .. are of even keys, or all of odd ones */
+        vec_store(s, few_add_lanes(few_add_lanes(x[0], x[2]), few_add_lanes(x[4], x[6])));
     }
 }
 
@@ -284,7 +296,7 @@ static void few_multiply_qk(const few_qk *of)
 {
     const int64_t step = of->rows <= FEW_STEP_ROWS ? FEW_SUMS : FEW_SUMS / 2;
     for (int64_t key = 0; key < of->keys; key += step) {
-        if (few_pairs(of->rows) == 4) {
+        if (of->rows <= 4) {
             few_qk_4(of, key);
         } else if (of->rows <= FEW_STEP_ROWS) {
             few_qk_8(of, key);

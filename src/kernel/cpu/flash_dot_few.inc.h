@@ -7,9 +7,9 @@
  *
  *     Q^T    packed once a call, dims in pairs
  *     for each tile of keys:
- *         S^T[key][row]  = K Q^T            few_multiply_qk
- *         max, P = exp2(S - max), sum       vertical; then P is rounded to bf16 and transposed
- *         O[row][dim]    = O * fade + P V   few_multiply_pv
+ *         S^T[key][row]  = K Q^T            few_multiply_qk; up to FEW_PACKED rows of several keys side by
+ * side max, P = exp2(S - max), sum       vertical; then P is rounded to bf16 and transposed O[row][dim]    =
+ * O * fade + P V   few_multiply_pv
  *
  * A tile whose rows of K or V are not whole vectors side by side is copied first.
  *
@@ -210,7 +210,7 @@ VEC_INLINE void few_weights(const int n, const dot_state *state, few_tile *tile)
     }
 }
 
-/* The greatest scores of `pack` packed rows, each in all of its lanes. */
+/* The greatest score of each of `pack` packed rows, in all lanes of the row. */
 VEC_INLINE vec few_top_packed(const int pack, const dot_state *state, const few_tile *tile)
 {
     vec top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
@@ -356,7 +356,7 @@ static bool few_forward(const dot_state *state)
     pack_queries(state, rows <= VEC_LANES ? VEC_LANES : PANEL);
     few_pack_queries(state->q, state->depth, rows);
     dot_begin();
-    if (rows <= attn__min(FEW_PACKED, 4)) {
+    if (rows <= 4 && rows <= FEW_PACKED) {
         few_spans(1, 4, state);
     } else if (rows <= FEW_PACKED) {
         few_spans(1, 8, state);

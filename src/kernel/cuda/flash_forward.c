@@ -11,7 +11,7 @@
 #include "kernel/cuda/flash_forward_params.h"
 #include "kernel/cuda/map.h"
 
-/* Of the keys and values of heads whose tiles take turns; LAST: of the last such heads. */
+/* How large the keys and values are of heads whose tiles take turns; of the last such heads. */
 enum { TOGETHER_BYTES = 8 << 20, LAST_BYTES = 32 << 20 };
 
 /* ---- shapes ---- */
@@ -212,7 +212,8 @@ static bool is_uneven(const attn__forward_params *p, const attn__cuda_call *call
 }
 
 /* Makes the count of tiles that blocks take 0, in stream order. */
-static attn_status begin(const attn__cuda_device *device, const char *image, int32_t *taken, void *stream)
+static attn_status launch_begin(const attn__cuda_device *device, const char *image, int32_t *taken,
+                                void *stream)
 {
     attn__cuda_launch one = {.grid = {1, 1, 1}, .block = 1, .overlap = true, .stream = stream};
     void *arguments[] = {&taken};
@@ -235,7 +236,7 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     ATTN__TRY(attn__cuda_function(&function, device, image, "flash_forward", v->shared));
     if (p.tiles > 2 * sms && is_uneven(&p, call)) {
         p.taken = workspace;
-        ATTN__TRY(begin(device, image, p.taken, stream));
+        ATTN__TRY(launch_begin(device, image, p.taken, stream));
     }
     const attn__cuda_launch one = {
         .function = function,
