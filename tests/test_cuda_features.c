@@ -113,8 +113,16 @@ static void test_many_heads(void **state)
         "batch=3,heads=30,tokens=700,kv_tokens=2500,dim=64,dtype=f16,out=f16,causal"};
     static const int64_t q[BATCH] = {500, 1, 0, 257, 128, 499, 3, 256, 490, 77, 385, 500, 12};
     static const int64_t kv[BATCH] = {2500, 700, 50, 2499, 100, 2300, 2500, 0, 2048, 2490, 1, 2500, 2500};
+    /* gradients hold queries and sums there */
+    static const char *const gradients[] = {
+        "batch=3,heads=30,tokens=700,kv_tokens=640,dim=128,dtype=bf16,out=bf16,causal",
+        "batch=5,heads=14,tokens=420,kv_tokens=400,dim=256,dtype=f16,out=f32,window=150:0",
+        "batch=6,heads=32,kv_heads=16,tokens=600,kv_tokens=500,dim=64,dtype=bf16,out=bf16,causal"};
     for (size_t i = 0; i < (cuda.small ? 1 : sizeof problems / sizeof problems[0]); i++) {
         try_case((cuda_case){.problem = parse(problems[i]), .rows = 24, .seed = 70 + i}, NULL);
+    }
+    for (size_t i = 0; i < (cuda.small ? 0 : sizeof gradients / sizeof gradients[0]); i++) {
+        try_both((cuda_case){.problem = parse(gradients[i]), .rows = 24, .seed = 90 + i}, NULL);
     }
     if (!cuda.small) {
         try_case((cuda_case){.problem = parse("batch=13,heads=7,tokens=500,kv_tokens=2500,dim=128,dtype=bf16,"

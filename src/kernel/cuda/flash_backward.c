@@ -17,7 +17,14 @@
 #include "kernel/cuda/flash_backward_params.h"
 #include "kernel/cuda/map.h"
 
-enum { ALIGN = 256, ROW_THREADS = 256, MAIN_THREADS = 384, ROW_BLOCKS = 8, HEADS_IN_L2 = 24 << 20 };
+enum {
+    ALIGN = 256,
+    ROW_THREADS = 256,
+    MAIN_THREADS = 384,
+    ROW_BLOCKS = 8,
+    TOGETHER_BYTES = 12 << 20,
+    LAST_BYTES = 24 << 20
+};
 
 /* ---- shapes ---- */
 
@@ -152,30 +159,31 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__max(attn__min(tokens, ATTN__TILE_FAR), -ATTN__TILE_FAR);
 }
 
-/*
- * Heads whose tiles of keys take turns.  Under a causal band the first tiles of keys have the most queries;
- * the longest work shall begin first, or some multiprocessors are still at it when the others have none.  So
- * a group of heads has a tile for each multiprocessor at least, and as many heads as the L2 cache keeps in
- * mind; and groups are of one size, since a small last one would end late.  Without a band all tiles are
- * alike: one head after the other.
- */
-static int32_t together_of(const attn__cuda_call *call, const variant *v, const attn__cuda_device *device)
+/* How many key heads have Q, dO and sums of dQ of about so many bytes, and so many tiles of keys at least. */
+static int32_t heads_of(const attn__cuda_call *call, const variant *v, int64_t bytes, int64_t tiles)
 {
-    int64_t heads = call->batch * call->heads_kv;
-    if (call->right >= call->tokens_kv || heads == 0) {
-        return 1;
+    const int64_t head = attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
+    const int64_t enough = attn__ceil_div(tiles, attn__max(attn__ceil_div(call->tokens_kv, v->keys), 1));
+    return (int32_t)attn__min(attn__max(attn__max(bytes / head, enough), 1), call->batch * call->heads_kv);
+}
+
+/*
+ * Tiles of keys of some heads take turns, the first ones first: under a causal band these have the most
+ * queries. They are few heads, whose queries and sums the L2 cache keeps, and so that long tiles run beside
+ * short ones. The last are more, with a tile and a half for each cluster: the longest work must have begun
+ * before blocks run out of tiles.  Without a band all tiles are alike: one head after the other.
+ */
+static void fill_turns(attn__backward_params *p, const attn__cuda_call *call, const variant *v,
+                       const attn__cuda_device *device)
+{
+    const int64_t clusters = device->sms / v->blocks;
+    const int32_t heads = (int32_t)(call->batch * call->heads_kv);
+    p->together = 1;
+    p->last = heads;
+    if (call->right < call->tokens_kv && heads > 0) {
+        p->together = heads_of(call, v, TOGETHER_BYTES, clusters / 2);
+        p->last = (heads - heads_of(call, v, LAST_BYTES, clusters * 3 / 2)) / p->together * p->together;
     }
-    int64_t bytes = attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
-    int64_t tiles = attn__max(attn__ceil_div(call->tokens_kv, v->keys), 1);
-    int64_t clusters = device->sms / v->blocks;
-    int64_t enough = tiles + tiles / 8 >= clusters ? 1 : attn__ceil_div(clusters, tiles);
-    int64_t least = attn__max(HEADS_IN_L2 / bytes, enough);
-    for (int64_t n = least; n <= 2 * least && n <= heads; n++) {
-        if (heads % n == 0) {
-            return (int32_t)n;
-        }
-    }
-    return (int32_t)attn__ceil_div(heads, attn__ceil_div(heads, least));
 }
 
 static void fill_tensors(attn__backward_params *p, const attn__cuda_call *call)
@@ -250,7 +258,7 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
     p->tiles_q = (int32_t)attn__ceil_div(call->tokens_q, v->queries);
     p->tiles_kv = (int32_t)attn__ceil_div(call->tokens_kv, v->keys);
     p->slots = (int32_t)slots_of(call, v);
-    p->together = together_of(call, v, device);
+    fill_turns(p, call, v, device);
     p->tiles = (int32_t)(p->tiles_kv * call->batch * call->heads_kv);
     p->accumulate = call->accumulate;
     p->out_f32 = call->dtype_out == ATTN_F32;

@@ -50,12 +50,11 @@ typedef struct work {
 /* The thread that does this has few registers: what is done lies in shared memory. */
 PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int tile_keys, int tile_queries)
 {
-    int of_group = p->together * p->tiles_kv;
-    int group = tile / of_group;
-    int rest = tile - group * of_group;
-    int heads = min(p->together, p->batch * p->heads_kv - group * p->together);
+    int first = min(tile / (p->together * p->tiles_kv) * p->together, p->last);
+    int heads = first < p->last ? p->together : p->batch * p->heads_kv - p->last;
+    int rest = tile - first * p->tiles_kv;
     int n = rest / heads;
-    int head = group * p->together + rest - n * heads;
+    int head = first + rest - n * heads;
     w->first_key = n * tile_keys;
     w->batch = head / p->heads_kv;
     w->head = head - w->batch * p->heads_kv;
