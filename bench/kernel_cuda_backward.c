@@ -2,9 +2,8 @@
 /*
  * kernel_cuda_backward.c - the CUDA kernels of gradients alone: right, and how fast.
  *
- *     kernel_cuda_backward [--check] [--time] [--dim D] [--dtype NAME] [--causal N] [--tokens N] [--heads-kv
- * H]
- *                          [--deterministic] [--repeat N]
+ *     kernel_cuda_backward [--check [--first N] [--count N]] [--time [--deterministic] [--causal 0|1]
+ *                          [--tokens N] [--heads-kv H]] [--dim D] [--dtype NAME]
  *
  * CHECK.  Small problems of every kind against gradients in fp64 from the same rounded inputs: the error of a
  * tensor is ||got - want|| / ||want||, and where it is too large the first wrong elements are told.  Outputs

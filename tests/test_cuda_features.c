@@ -118,11 +118,20 @@ static void test_many_heads(void **state)
         "batch=3,heads=30,tokens=700,kv_tokens=640,dim=128,dtype=bf16,out=bf16,causal",
         "batch=5,heads=14,tokens=420,kv_tokens=400,dim=256,dtype=f16,out=f32,window=150:0",
         "batch=6,heads=32,kv_heads=16,tokens=600,kv_tokens=500,dim=64,dtype=bf16,out=bf16,causal"};
+    static const char *const in_order[] = {
+        "batch=4,heads=20,tokens=700,kv_tokens=640,dim=128,dtype=bf16,out=bf16",
+        "batch=3,heads=40,kv_heads=10,tokens=900,kv_tokens=500,dim=64,dtype=f16,out=f16",
+        "batch=5,heads=9,tokens=420,kv_tokens=1000,dim=256,dtype=bf16,out=f32"};
     for (size_t i = 0; i < (cuda.small ? 1 : sizeof problems / sizeof problems[0]); i++) {
         try_case((cuda_case){.problem = parse(problems[i]), .rows = 24, .seed = 70 + i}, NULL);
     }
     for (size_t i = 0; i < (cuda.small ? 0 : sizeof gradients / sizeof gradients[0]); i++) {
         try_both((cuda_case){.problem = parse(gradients[i]), .rows = 24, .seed = 90 + i}, NULL);
+    }
+    /* heads take turns without a mask only where sums are added in order */
+    const attn_options fixed = {.size = sizeof fixed, .deterministic = 1};
+    for (size_t i = 0; i < (cuda.small ? 0 : sizeof in_order / sizeof in_order[0]); i++) {
+        try_both((cuda_case){.problem = parse(in_order[i]), .rows = 24, .seed = 110 + i}, &fixed);
     }
     if (!cuda.small) {
         try_case((cuda_case){.problem = parse("batch=13,heads=7,tokens=500,kv_tokens=2500,dim=128,dtype=bf16,"

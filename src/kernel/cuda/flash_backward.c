@@ -172,6 +172,9 @@ static int32_t heads_of(const attn__cuda_call *call, const variant *v, int64_t b
  * queries. They are few heads, whose queries and sums the L2 cache keeps, and so that long tiles run beside
  * short ones. The last are more, with a tile and a half for each cluster: the longest work must have begun
  * before blocks run out of tiles.  Without a band all tiles are alike: one head after the other.
+ *
+ * In order (deterministic) tiles of one head wait for each other, so some heads take turns always; the
+ * longest tiles come last there (flash_backward_work.cuh).
  */
 static void fill_turns(attn__backward_params *p, const attn__cuda_call *call, const variant *v,
                        const attn__cuda_device *device)
@@ -180,7 +183,10 @@ static void fill_turns(attn__backward_params *p, const attn__cuda_call *call, co
     const int32_t heads = (int32_t)(call->batch * call->heads_kv);
     p->together = 1;
     p->last = heads;
-    if (call->right < call->tokens_kv && heads > 0) {
+    if (heads > 0 && call->deterministic) {
+        p->together = heads_of(call, v, LAST_BYTES, 0);
+        p->last = heads / p->together * p->together;
+    } else if (heads > 0 && call->right < call->tokens_kv) {
         p->together = heads_of(call, v, TOGETHER_BYTES, clusters / 2);
         p->last = (heads - heads_of(call, v, LAST_BYTES, clusters * 3 / 2)) / p->together * p->together;
     }

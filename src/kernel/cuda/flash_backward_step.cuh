@@ -183,12 +183,13 @@ PTX_INLINE int64_t its_piece(int piece, int of_warp)
     return (int64_t)piece + ptx_thread() / 32 * of_warp;
 }
 
-/* Deterministic: waits until all tiles of keys before this one that see any of the tile of queries have added
+/* Deterministic: waits until all tiles of keys behind this one that see any of the tile of queries have added
  * theirs. */
 PTX_INLINE void wait_turn(const attn__backward_params *p, const work *w, int64_t piece, int tile)
 {
     if (p->turns != nullptr && is_first_lane()) {
-        int turn = (w->first_key - max(0, tile * QUERIES + w->s.low) / KEYS * KEYS) / KEYS;
+        int last_query = min(tile * QUERIES + QUERIES, w->s.queries) - 1;
+        int turn = min(last_query + w->s.high, w->s.keys - 1) / KEYS - w->first_key / KEYS;
         while (ptx_load_acquire(p->turns + piece) != turn) {
         }
     }

@@ -47,7 +47,13 @@ typedef struct work {
     int whole_first, whole_end; /* of these, all queries see all keys; before and behind, some do not */
 } work;
 
-/* The thread that does this has few registers: what is done lies in shared memory. */
+/*
+ * `tile` counts tiles of keys in the order in which blocks take them.  In order (deterministic) a head's last
+ * keys come first: a tile adds to a tile of queries after all that follow it, and so it waits only for what
+ * has begun before it, and under a causal band for what also met these queries two steps before it.
+ *
+ * The thread that does this has few registers: what is done lies in shared memory.
+ */
 PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int tile_keys, int tile_queries)
 {
     int first = min(tile / (p->together * p->tiles_kv) * p->together, p->last);
@@ -55,7 +61,7 @@ PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int t
     int rest = tile - first * p->tiles_kv;
     int n = rest / heads;
     int head = first + rest - n * heads;
-    w->first_key = n * tile_keys;
+    w->first_key = (p->turns == nullptr ? n : p->tiles_kv - 1 - n) * tile_keys;
     w->batch = head / p->heads_kv;
     w->head = head - w->batch * p->heads_kv;
     PTX_FORGET();
