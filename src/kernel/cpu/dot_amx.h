@@ -10,7 +10,8 @@
  * ROUNDING.  A tile product sums its 16 even and its 16 odd terms apart, by FMA in fp32, then adds both to C
  * (Intel SDM, TDPBF16PS).  Subnormal inputs and results count as 0.
  *
- * COST.  16 cycles a tile product (16384 FLOPs), 8 for the lines of a tile that is loaded.
+ * COST.  16 cycles a tile product (16384 FLOPs), 8 for the lines of a tile that is loaded; more beside a busy
+ * hyperthread, see DOT_APART.
  *
  * Include it after dot_few.h, inside a region compiled for "amx-tile,amx-bf16".
  */
@@ -24,6 +25,24 @@ enum { DOT_A_ROW = sizeof(uint16_t) * ATTN__SQUARE, DOT_B_ROW = 2 * DOT_A_ROW };
 
 /* Some compilers do not know that tile loads read memory: what they read must be there. */
 #define DOT_FENCE() __asm__ volatile("" ::: "memory")
+
+/*
+ * Tile instructions with others between them.  Beside a busy hyperthread, whatever that one does, a product
+ * right after another costs 43 cycles and a load 32; with 10 and 5 others between, even of those that do
+ * nothing, 24 and 21.  Alone on a core they cost 16 and 8 either way (docs/perf/cpu_amx.md, "Two
+ * hyperthreads").
+ */
+#define DOT_APART(count) __asm__ volatile(".rept " #count "\n\tnop\n\t.endr")
+#define DOT_LOAD(tile, from, row)                                                                            \
+    do {                                                                                                     \
+        _tile_loadd(tile, from, row);                                                                        \
+        DOT_APART(5);                                                                                        \
+    } while (0)
+#define DOT_MULTIPLY(c, a, b)                                                                                \
+    do {                                                                                                     \
+        _tile_dpbf16ps(c, a, b);                                                                             \
+        DOT_APART(10);                                                                                       \
+    } while (0)
 
 /* Eight tiles of 16 rows of 64 bytes.  Each call of a kernel sets them, since others use tiles too. */
 static void dot_begin(void)
@@ -106,7 +125,7 @@ static int64_t dot_steps(const attn__dot *dot)
         if (!dot->add) {                                                                                     \
             _tile_zero(t);                                                                                   \
         } else if ((t) < 2 || two) {                                                                         \
-            _tile_loadd(t, c + (offset), c_row);                                                             \
+            DOT_LOAD(t, c + (offset), c_row);                                                                \
         }                                                                                                    \
     } while (0)
 
@@ -118,23 +137,23 @@ VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_
     const size_t c_row = sizeof *dot->c * (size_t)dot->c_row;
     const int64_t below = TILE_ROWS * dot->c_row, full_below = DOT_BELOW(at);
     float *c = dot->c + at->row * dot->c_row + at->col;
-    _tile_loadd(4, a, DOT_A_ROW);
-    _tile_loadd(6, b, DOT_B_ROW);
+    DOT_LOAD(4, a, DOT_A_ROW);
+    DOT_LOAD(6, b, DOT_B_ROW);
     DOT_TURN(0, 0, 0);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_loadd(7, b + TILE_DEPTH, DOT_B_ROW);
+    DOT_MULTIPLY(0, 4, 6);
+    DOT_LOAD(7, b + TILE_DEPTH, DOT_B_ROW);
     DOT_TURN(1, TILE_ROWS, TILE_ROWS);
-    _tile_dpbf16ps(1, 4, 7);
+    DOT_MULTIPLY(1, 4, 7);
     if (two) {
-        _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
+        DOT_LOAD(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
     }
     DOT_TURN(2, below, full_below);
     if (two) {
-        _tile_dpbf16ps(2, 5, 6);
+        DOT_MULTIPLY(2, 5, 6);
     }
     DOT_TURN(3, below + TILE_ROWS, full_below + TILE_ROWS);
     if (two) {
-        _tile_dpbf16ps(3, 5, 7);
+        DOT_MULTIPLY(3, 5, 7);
     }
     at->full = NULL;
 }
@@ -159,20 +178,20 @@ static void dot_empty(dot_cursor *at)
 VEC_INLINE void dot_go_on(bool new_a, bool new_b, const uint16_t *a, const uint16_t *b, bool two)
 {
     if (new_a) {
-        _tile_loadd(4, a, DOT_A_ROW);
+        DOT_LOAD(4, a, DOT_A_ROW);
     }
     if (new_b) {
-        _tile_loadd(6, b, DOT_B_ROW);
-        _tile_loadd(7, b + TILE_DEPTH, DOT_B_ROW);
+        DOT_LOAD(6, b, DOT_B_ROW);
+        DOT_LOAD(7, b + TILE_DEPTH, DOT_B_ROW);
     }
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
+    DOT_MULTIPLY(0, 4, 6);
+    DOT_MULTIPLY(1, 4, 7);
     if (two) {
         if (new_a) {
-            _tile_loadd(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
+            DOT_LOAD(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
         }
-        _tile_dpbf16ps(2, 5, 6);
-        _tile_dpbf16ps(3, 5, 7);
+        DOT_MULTIPLY(2, 5, 6);
+        DOT_MULTIPLY(3, 5, 7);
     }
 }
 
@@ -308,23 +327,23 @@ VEC_INLINE void few_qk_block(const few_qk *of, int64_t key, int64_t lane)
     _tile_zero(2);
     _tile_zero(3);
     for (int64_t d = 0; d < of->depth; d += TILE_DEPTH, k += TILE_DEPTH, q += TILE_DEPTH * PANEL) {
-        _tile_loadd(4, q, q_row);
-        _tile_loadd(5, k, k_row);
-        _tile_dpbf16ps(0, 5, 4);
+        DOT_LOAD(4, q, q_row);
+        DOT_LOAD(5, k, k_row);
+        DOT_MULTIPLY(0, 5, 4);
         few_ask(of->ahead, of->lines);
         if (count > 1) {
-            _tile_loadd(6, k + below, k_row);
-            _tile_dpbf16ps(1, 6, 4);
+            DOT_LOAD(6, k + below, k_row);
+            DOT_MULTIPLY(1, 6, 4);
             few_ask(of->ahead, of->lines);
         }
         if (count > 2) {
-            _tile_loadd(5, k + 2 * below, k_row);
-            _tile_dpbf16ps(2, 5, 4);
+            DOT_LOAD(5, k + 2 * below, k_row);
+            DOT_MULTIPLY(2, 5, 4);
             few_ask(of->ahead, of->lines);
         }
         if (count > 3) {
-            _tile_loadd(6, k + 3 * below, k_row);
-            _tile_dpbf16ps(3, 6, 4);
+            DOT_LOAD(6, k + 3 * below, k_row);
+            DOT_MULTIPLY(3, 6, 4);
             few_ask(of->ahead, of->lines);
         }
     }
@@ -360,24 +379,24 @@ VEC_INLINE void few_pv_block(const few_pv *of, int64_t row, int64_t dim)
     const size_t o_row = sizeof *of->o * (size_t)of->o_row;
     const uint16_t *p = of->p + row * of->p_row, *v = of->v + dim;
     float *o = of->o + row * of->o_row + dim;
-    _tile_loadd(0, o, o_row);
-    _tile_loadd(1, o + TILE_ROWS, o_row);
+    DOT_LOAD(0, o, o_row);
+    DOT_LOAD(1, o + TILE_ROWS, o_row);
     if (two) {
-        _tile_loadd(2, o + 2 * TILE_ROWS, o_row);
-        _tile_loadd(3, o + 3 * TILE_ROWS, o_row);
+        DOT_LOAD(2, o + 2 * TILE_ROWS, o_row);
+        DOT_LOAD(3, o + 3 * TILE_ROWS, o_row);
     }
     for (int64_t half = 0; half < of->keys / TILE_ROWS; half++) { /* the even keys of 32, then the odd ones */
         const uint16_t *even = p + half / 2 * TILE_DEPTH + half % 2 * 2 * part, *odd = even + part;
         const uint16_t *from = v + (half / 2 * TILE_DEPTH + half % 2) * of->v_row;
-        _tile_loadd(4, even, p_row);
-        _tile_loadd(6, from, v_row);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_loadd(5, odd, p_row);
-        _tile_dpbf16ps(1, 5, 6);
+        DOT_LOAD(4, even, p_row);
+        DOT_LOAD(6, from, v_row);
+        DOT_MULTIPLY(0, 4, 6);
+        DOT_LOAD(5, odd, p_row);
+        DOT_MULTIPLY(1, 5, 6);
         if (two) {
-            _tile_loadd(7, from + TILE_DEPTH, v_row);
-            _tile_dpbf16ps(2, 4, 7);
-            _tile_dpbf16ps(3, 5, 7);
+            DOT_LOAD(7, from + TILE_DEPTH, v_row);
+            DOT_MULTIPLY(2, 4, 7);
+            DOT_MULTIPLY(3, 5, 7);
         }
         few_ask(of->ahead, of->lines * (two ? 4 : 2));
     }
@@ -417,13 +436,13 @@ static int64_t probe_dot_peak(int64_t rounds, float *sink)
     _tile_zero(2);
     _tile_zero(3);
     DOT_FENCE();
-    _tile_loadd(4, data[0], TILE_DEPTH * sizeof **data);
-    _tile_loadd(5, data[1], TILE_DEPTH * sizeof **data);
+    DOT_LOAD(4, data[0], TILE_DEPTH * sizeof **data);
+    DOT_LOAD(5, data[1], TILE_DEPTH * sizeof **data);
     for (int64_t r = 0; r < rounds; r++) {
-        _tile_dpbf16ps(0, 4, 5);
-        _tile_dpbf16ps(1, 4, 5);
-        _tile_dpbf16ps(2, 4, 5);
-        _tile_dpbf16ps(3, 4, 5);
+        DOT_MULTIPLY(0, 4, 5);
+        DOT_MULTIPLY(1, 4, 5);
+        DOT_MULTIPLY(2, 4, 5);
+        DOT_MULTIPLY(3, 4, 5);
     }
     _tile_stored(0, sums, TILE_ROWS * sizeof *sums);
     DOT_FENCE();

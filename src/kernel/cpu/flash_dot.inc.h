@@ -42,9 +42,10 @@ typedef struct dot_task {
     int64_t panel;
     flash_band band;
     int64_t from, to, whole_from, whole_to, begin, end;
-    float *s;    /* [end - begin][PANEL] */
-    uint16_t *p; /* [part][(end - begin) / 2][PANEL][2] */
-    float *ot;
+    float *s;          /* [end - begin][PANEL] */
+    uint16_t *p;       /* [part][(end - begin) / 2][PANEL][2] */
+    float *ot;         /* [width][PANEL] */
+    float *sums;       /* what V^T P^T is added to: ot, or of more parts than one apart */
     float fade[PANEL]; /* what older sums shrink by */
     bool moved;        /* a fade is not 1 */
 } dot_task;
@@ -53,21 +54,22 @@ typedef struct dot_task {
 typedef struct dot_queue {
     attn__dot dots[2];
     dot_cursor at;
-    int64_t steps, due; /* due: steps * shares so far - shares of the task * steps taken */
+    int64_t steps, shares; /* that the vectors' work is divided into */
+    int64_t due;           /* steps * shares so far - shares * steps taken */
 } dot_queue;
 
 enum {
     RAISE_KEYS = 16, /* a share of the task where its maximum is looked for; where weights are made, PAIR */
     SLACK = 8,       /* by how many powers of 2 a score may be above the maximum before that moves */
     LARGE = 65536,   /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
+    JOIN_ROWS = 8,   /* a share where sums are added to O^T */
 };
 
-/* The queue's part of steps for one share of a task of `keys`: its last step comes with the task's last
- * weights, or earlier if the maximum is looked for as well. */
-VEC_INLINE void take_share(const int parts, dot_queue *queue, int64_t keys)
+/* The queue's part of steps for one share: its last step comes with the last share, or earlier if the maximum
+ * is looked for as well. */
+VEC_INLINE void take_share(const int parts, dot_queue *queue)
 {
-    const int64_t shares = keys / PAIR;
-    for (queue->due += queue->steps; queue->due >= shares; queue->due -= shares) {
+    for (queue->due += queue->steps; queue->due >= queue->shares; queue->due -= queue->shares) {
         dot_step(parts == 1, &queue->at);
     }
 }
@@ -96,6 +98,7 @@ static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *pan
         task->s = state->s + turn % 2 * state->tile_k * PANEL;
         task->p = state->p + turn % 2 * state->p_parts * state->tile_k * PANEL;
         task->ot = state->ot + task->panel * state->width * PANEL;
+        task->sums = state->parts == 1 ? task->ot : state->fresh + turn % 2 * state->width * PANEL;
         return true;
     }
     return false;
@@ -121,7 +124,6 @@ static attn__dot scores_of(const dot_state *state, const dot_task *task)
 /* One part is added to O^T; more are summed apart, so that small pairs of parts meet small sums. */
 static attn__dot values_of(const dot_state *state, const dot_task *task)
 {
-    const bool one = state->parts == 1;
     return (attn__dot){.a = state->v + attn__dot_place(0, task->begin, 0),
                        .a_band = KEY_STEP * state->tile_k,
                        .a_part = state->v_part,
@@ -129,40 +131,15 @@ static attn__dot values_of(const dot_state *state, const dot_task *task)
                        .b = task->p,
                        .b_part = state->tile_k * PANEL,
                        .b_parts = state->p_parts,
-                       .c = one ? task->ot : state->fresh,
+                       .c = task->sums,
                        .c_row = PANEL,
                        .rows = state->width,
                        .cols = PANEL,
                        .depth = task->end - task->begin,
-                       .add = one};
+                       .add = state->parts == 1};
 }
 
-/* The score of one query and one key as FMAs would make it. */
-static float plain_score(const float *q, const float *k, int64_t dim)
-{
-    float sum = 0.0f;
-    for (int64_t d = 0; d < dim; d++) {
-        sum += q[d] * k[d];
-    }
-    return sum;
-}
-
-/* Makes the scores of queries and keys that are not finite again. */
-static void score_again(const dot_state *state, const dot_tile *tile, const dot_task *task)
-{
-    const attn__block *block = state->block;
-    const int64_t row = task->panel * PANEL, rows = attn__min(PANEL, block->count - row);
-    for (int64_t lane = 0; lane < rows; lane++) {
-        query_row(state, state->wide, row + lane);
-        const bool odd = !all_finite(state->wide, block->dim_qk);
-        for (int64_t j = task->from; j < task->to; j++) {
-            if (odd || tile->key_odd[j]) {
-                task->s[(j - task->begin) * PANEL + lane] =
-                    plain_score(state->wide, key_row(state, tile, j, state->other), block->dim_qk);
-            }
-        }
-    }
-}
+#include "kernel/cpu/flash_dot_odd.inc.h"
 
 static void hide_scores(float *s, int64_t count)
 {
@@ -192,7 +169,7 @@ VEC_INLINE void raise_task(const int parts, const dot_task *task, vec *max, dot_
 {
     const int64_t count = task->end - task->begin;
     for (int64_t j = 0; j < count; j += RAISE_KEYS) {
-        take_share(parts, queue, count);
+        take_share(parts, queue);
         raise_max(2, task->s + j * PANEL, PANEL, RAISE_KEYS, max);
     }
 }
@@ -215,7 +192,7 @@ VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_ta
     uint16_t *p = task->p;
     vec sum0 = vec_set(0.0f), sum1 = vec_set(0.0f);
     for (int64_t j = 0; j < count; j += PAIR, s += PAIR * PANEL, p += PAIR * PANEL) {
-        take_share(parts, queue, count);
+        take_share(parts, queue);
         const vec even0 = weigh(parts, s, factor, less0);
         const vec odd0 = weigh(parts, s + PANEL, factor, less0);
         const vec even1 = weigh(parts, s + VEC_LANES, factor, less1);
@@ -282,98 +259,98 @@ VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task,
     }
 }
 
-/* O^T = O^T * fade + fresh, or without fresh. */
-static void fade_panel(float *ot, const float *fade, const float *fresh, int64_t width)
-{
-    const vec fade0 = vec_load(fade), fade1 = vec_load(fade + VEC_LANES), zero = vec_set(0.0f);
-    for (int64_t d = 0; d < width; d++) {
-        float *at = ot + d * PANEL;
-        const vec fresh0 = fresh != NULL ? vec_load(fresh + d * PANEL) : zero;
-        const vec fresh1 = fresh != NULL ? vec_load(fresh + d * PANEL + VEC_LANES) : zero;
-        vec_store(at, vec_fma(vec_load(at), fade0, fresh0));
-        vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), fade1, fresh1));
-    }
-}
-
-/* What must be done to O^T before V^T P^T is made. */
+/* What must be done to O^T before V^T P^T is added to it. */
 static void begin_values(const dot_state *state, const dot_task *task)
 {
-    if (state->parts == 1 && task->moved) {
-        fade_panel(task->ot, task->fade, NULL, state->width);
+    if (task->sums != task->ot || !task->moved) {
+        return;
+    }
+    const vec fade0 = vec_load(task->fade), fade1 = vec_load(task->fade + VEC_LANES);
+    for (float *at = task->ot; at < task->ot + state->width * PANEL; at += PANEL) {
+        vec_store(at, vec_mul(vec_load(at), fade0));
+        vec_store(at + VEC_LANES, vec_mul(vec_load(at + VEC_LANES), fade1));
     }
 }
 
-/* Values that are not finite, under the mask. */
-static void add_odd_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
+/* O^T = O^T * fade + sums; beside it the queue goes on. */
+VEC_INLINE void join_values(const dot_state *state, const dot_task *task, dot_queue *queue)
 {
-    for (int64_t j = task->from; j < task->to; j++) {
-        if (!tile->value_odd[j]) {
-            continue;
+    const vec fade0 = vec_load(task->fade), fade1 = vec_load(task->fade + VEC_LANES);
+    float *at = task->ot;
+    const float *sums = task->sums;
+    for (int64_t d = 0; d < state->width; d++, at += PANEL, sums += PANEL) {
+        if (d % JOIN_ROWS == 0) {
+            take_share(WEIGHT_PARTS, queue);
         }
-        float p[PANEL];
-        const int64_t line = j - task->begin;
-        for (int64_t lane = 0; lane < PANEL; lane++) {
-            p[lane] = 0.0f;
-            for (int part = state->p_parts - 1; part >= 0; part--) {
-                const uint16_t *at = task->p + part * state->tile_k * PANEL + (line - line % PAIR) * PANEL;
-                p[lane] += attn__bf16_to_f32(at[PAIR * lane + line % PAIR]);
-            }
-        }
-        value_masked(2, task->ot, &task->band, tile->first + j, value_row(state, tile, j, state->wide),
-                     state->block->dim_v, p);
+        vec_store(at, vec_fma(vec_load(at), fade0, vec_load(sums)));
+        vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), fade1, vec_load(sums + VEC_LANES)));
     }
 }
 
-/* ... and after. */
-static void end_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
+/* Products for the tiles: values of one panel, scores of another, either of which may be NULL, beside the
+ * sums of `done` and the softmax of `now`. */
+static void begin_turn(const dot_state *state, const dot_task *done, const dot_task *before,
+                       const dot_task *now, const dot_task *next, dot_queue *queue)
 {
-    if (state->parts != 1) {
-        fade_panel(task->ot, task->fade, state->fresh, state->width);
+    static const attn__dot nothing = {0};
+    queue->dots[0] = before != NULL ? values_of(state, before) : nothing;
+    queue->dots[1] = next != NULL ? scores_of(state, next) : nothing;
+    queue->at = dot_start(queue->dots, 2);
+    queue->steps = dot_steps(&queue->dots[0]) + dot_steps(&queue->dots[1]);
+    queue->due = 0;
+    queue->shares =
+        (done != NULL ? state->width / JOIN_ROWS : 0) + (now != NULL ? (now->end - now->begin) / PAIR : 0);
+}
+
+/* The vectors' part of a turn. */
+static void weigh_task(const dot_state *state, const dot_tile *tile, const dot_task *done, dot_task *now,
+                       dot_queue *queue)
+{
+    if (done != NULL) {
+        join_values(state, done, queue);
     }
-    if (tile->odd_v) {
-        add_odd_values(state, tile, task);
+    if (now == NULL) {
+        return;
+    }
+    end_scores(state, tile, now);
+    if (state->p_parts == 1) {
+        softmax(1, state, now, queue);
+    } else {
+        softmax(WEIGHT_PARTS, state, now, queue);
     }
 }
 
 /*
  * All panels against one tile, in a pipeline: while the vectors make the weights of one panel, the tiles make
- * V^T P^T of the panel before and the scores of the next.
+ * V^T P^T of the panel before and the scores of the next.  Where V^T P^T is summed apart, it is added to O^T
+ * a turn later.
  */
 static void tile_step(const dot_state *state, const dot_tile *tile)
 {
-    static const attn__dot nothing = {0};
-    dot_task tasks[3];
-    dot_task *before = NULL, *now = &tasks[0];
+    dot_task tasks[4];
+    dot_task *done = NULL, *before = NULL, *now = &tasks[0];
     int64_t panel = 0;
     if (!next_task(state, tile, &panel, 0, now)) {
         return;
     }
     const attn__dot first = scores_of(state, now);
     dot_product(&first);
-    for (int64_t turn = 1; now != NULL || before != NULL; turn++) {
-        dot_task *next = &tasks[turn % 3];
+    for (int64_t turn = 1; now != NULL || before != NULL || done != NULL; turn++) {
+        dot_task *next = &tasks[turn % 4];
+        dot_queue queue;
         if (now == NULL || !next_task(state, tile, &panel, turn, next)) {
             next = NULL;
         }
-        dot_queue queue = {.dots = {nothing, next != NULL ? scores_of(state, next) : nothing}};
         if (before != NULL) {
             begin_values(state, before);
-            queue.dots[0] = values_of(state, before);
         }
-        queue.at = dot_start(queue.dots, 2);
-        queue.steps = dot_steps(&queue.dots[0]) + dot_steps(&queue.dots[1]);
-        if (now != NULL) {
-            end_scores(state, tile, now);
-            if (state->p_parts == 1) {
-                softmax(1, state, now, &queue);
-            } else {
-                softmax(WEIGHT_PARTS, state, now, &queue);
-            }
-        }
+        begin_turn(state, done, before, now, next, &queue);
+        weigh_task(state, tile, done, now, &queue);
         dot_finish(&queue.at);
-        if (before != NULL) {
-            end_values(state, tile, before);
+        if (before != NULL && tile->odd_v) {
+            add_odd_values(state, tile, before);
         }
+        done = state->parts == 1 ? NULL : before;
         before = now;
         now = next;
     }

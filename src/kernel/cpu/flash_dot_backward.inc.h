@@ -39,11 +39,12 @@ typedef struct backward_task {
     uint16_t *pairs;
 } backward_task;
 
-/* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next. */
+/* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next; or dV and dK. */
 typedef struct backward_queue {
     attn__dot dots[3];
     dot_cursor at;
-    int64_t steps, due; /* due: steps * keys so far - keys of the task * steps taken */
+    int64_t steps, shares; /* that the vectors' work is divided into */
+    int64_t due;           /* steps * shares so far - shares * steps taken */
 } backward_queue;
 
 /* ---- P and dS ------------------------------------------------------------------------------------- */
@@ -108,11 +109,22 @@ VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int6
     }
 }
 
-/* The queue's share of steps for one key of `keys`.  A core looks some 500 operations ahead: tiles and
- * vectors work side by side only if their instructions alternate more finely than that. */
-VEC_INLINE void take_steps(const int parts, backward_queue *queue, int64_t keys)
+/* After `count` dots are filled in. */
+static void start_queue(backward_queue *queue, int count, int64_t shares)
 {
-    for (queue->due += queue->steps; queue->due >= keys; queue->due -= keys) {
+    queue->at = dot_start(queue->dots, count);
+    queue->shares = shares;
+    queue->due = queue->steps = 0;
+    for (int i = 0; i < count; i++) {
+        queue->steps += dot_steps(&queue->dots[i]);
+    }
+}
+
+/* The queue's part of steps for one share.  A core looks some 500 operations ahead: tiles and vectors work
+ * side by side only if their instructions alternate more finely than that. */
+VEC_INLINE void take_steps(const int parts, backward_queue *queue)
+{
+    for (queue->due += queue->steps; queue->due >= queue->shares; queue->due -= queue->shares) {
         dot_step(parts == 1, &queue->at);
     }
 }
@@ -128,7 +140,7 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     FLASH_UNROLL
     for (int i = 0; i < PAIR; i++) {
         const int64_t at = (j + i) * PANEL;
-        take_steps(parts, queue, task->end - task->begin);
+        take_steps(parts, queue);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t first = half * VEC_LANES;
@@ -203,11 +215,23 @@ static attn__dot scores_dot(const backward_state *state, const backward_task *ta
                        .depth = depth};
 }
 
-/* dQ^T of a task: of one part added to what was there, else apart. */
+/* Where dQ^T of a task is summed: of one part where the others are, else apart. */
+static float *queries_sums(const backward_state *state, const backward_task *task)
+{
+    const int64_t size = state->pad_qk * PANEL;
+    return state->weight_parts == 1 ? state->dqt + task->panel * size : state->sums + task->panel % 2 * size;
+}
+
+/* Keys that a panel sees none of give it no dQ. */
+static bool adds_queries(const backward_state *state, const backward_task *task)
+{
+    return task->begin < task->end && state->gradient->dq != NULL;
+}
+
+/* dQ^T of a task. */
 static attn__dot queries_dot(const backward_state *state, const backward_task *task)
 {
     const int64_t keys = state->tile_k, qk = state->pad_qk;
-    const bool one = state->weight_parts == 1;
     return (attn__dot){.a = state->kt + attn__dot_place(0, task->begin, 0),
                        .a_band = BLOCK * keys,
                        .a_part = keys * qk,
@@ -215,17 +239,17 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
                        .b = task->pairs + task->begin * PANEL,
                        .b_part = keys * PANEL,
                        .b_parts = state->weight_parts,
-                       .c = one ? state->dqt + task->panel * qk * PANEL : state->sums,
+                       .c = queries_sums(state, task),
                        .c_row = PANEL,
-                       .rows = task->begin < task->end && state->gradient->dq != NULL ? qk : 0,
+                       .rows = adds_queries(state, task) ? qk : 0,
                        .cols = PANEL,
                        .depth = task->end - task->begin,
-                       .add = one};
+                       .add = state->weight_parts == 1};
 }
 
-/* Fills the queue; a task may be NULL. */
-static void fill_queue(const backward_state *state, const backward_task *before, const backward_task *next,
-                       backward_queue *queue)
+/* Fills the queue of a turn; a task may be NULL. */
+static void fill_queue(const backward_state *state, const backward_task *done, const backward_task *before,
+                       const backward_task *now, const backward_task *next, backward_queue *queue)
 {
     static const attn__dot nothing = {0};
     queue->dots[0] = before != NULL ? queries_dot(state, before) : nothing;
@@ -234,125 +258,60 @@ static void fill_queue(const backward_state *state, const backward_task *before,
         queue->dots[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
         queue->dots[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
     }
-    queue->at = dot_start(queue->dots, 3);
-    queue->due = queue->steps = 0;
-    for (int i = 0; i < 3; i++) {
-        queue->steps += dot_steps(&queue->dots[i]);
-    }
+    start_queue(queue, 3,
+                (done != NULL ? state->pad_qk / JOIN_ROWS : 0) + (now != NULL ? now->end - now->begin : 0));
 }
 
-static void drain_queue(const backward_state *state, const backward_task *before, backward_queue *queue)
+/* Adds what was summed apart to dQ^T; beside it the queue goes on. */
+VEC_INLINE void join_queries(const backward_state *state, const backward_task *task, backward_queue *queue)
 {
-    dot_finish(&queue->at);
-    if (before == NULL || queue->dots[0].rows == 0 || queue->dots[0].add) {
-        return;
-    }
-    float *dqt = state->dqt + before->panel * state->pad_qk * PANEL;
-    for (int64_t i = 0; i < state->pad_qk * PANEL; i += VEC_LANES) {
-        vec_store(dqt + i, vec_add(vec_load(dqt + i), vec_load(state->sums + i)));
+    const float *sums = queries_sums(state, task);
+    float *dqt = state->dqt + task->panel * state->pad_qk * PANEL;
+    for (int64_t d = 0; d < state->pad_qk; d++, dqt += PANEL, sums += PANEL) {
+        if (d % JOIN_ROWS == 0) {
+            take_steps(WEIGHT_PARTS, queue);
+        }
+        vec_store(dqt, vec_add(vec_load(dqt), vec_load(sums)));
+        vec_store(dqt + VEC_LANES, vec_add(vec_load(dqt + VEC_LANES), vec_load(sums + VEC_LANES)));
     }
 }
 
 /* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of panels: the tiles are
- * one panel ahead with scores and one behind with dQ^T. */
+ * one panel ahead with scores and one behind with dQ^T; what of that is summed apart is added a turn later.
+ */
 static void add_panels(const backward_state *state, const backward_tile *tile)
 {
-    backward_task tasks[3];
+    const int64_t turns = state->panels + (state->weight_parts == 1 ? 1 : 2);
+    backward_task tasks[4];
     backward_queue queue;
     tasks[0] = task_of(state, 0, tile);
-    fill_queue(state, NULL, &tasks[0], &queue);
-    drain_queue(state, NULL, &queue);
-    for (int64_t panel = 0; panel <= state->panels; panel++) {
-        const backward_task *before = panel > 0 ? &tasks[(panel - 1) % 3] : NULL;
-        backward_task *next = panel + 1 < state->panels ? &tasks[(panel + 1) % 3] : NULL;
+    fill_queue(state, NULL, NULL, NULL, &tasks[0], &queue);
+    dot_finish(&queue.at);
+    for (int64_t turn = 0; turn < turns; turn++) {
+        const backward_task *done = turn > 1 ? &tasks[(turn - 2) % 4] : NULL;
+        const backward_task *before = turn > 0 && turn <= state->panels ? &tasks[(turn - 1) % 4] : NULL;
+        const backward_task *now = turn < state->panels ? &tasks[turn % 4] : NULL;
+        backward_task *next = turn + 1 < state->panels ? &tasks[(turn + 1) % 4] : NULL;
         if (next != NULL) {
-            *next = task_of(state, panel + 1, tile);
+            *next = task_of(state, turn + 1, tile);
         }
-        fill_queue(state, before, next, &queue);
-        if (panel < state->panels && state->weight_parts == 1) {
-            weigh_panel(1, state, &tasks[panel % 3], tile->first, &queue);
-        } else if (panel < state->panels) {
-            weigh_panel(WEIGHT_PARTS, state, &tasks[panel % 3], tile->first, &queue);
+        if (done != NULL && (state->weight_parts == 1 || !adds_queries(state, done))) {
+            done = NULL;
         }
-        drain_queue(state, before, &queue);
+        fill_queue(state, done, before, now, next, &queue);
+        if (done != NULL) {
+            join_queries(state, done, &queue);
+        }
+        if (now != NULL && state->weight_parts == 1) {
+            weigh_panel(1, state, now, tile->first, &queue);
+        } else if (now != NULL) {
+            weigh_panel(WEIGHT_PARTS, state, now, tile->first, &queue);
+        }
+        dot_finish(&queue.at);
     }
 }
 
-/* ---- dV and dK ------------------------------------------------------------------------------------ */
-
-/* Adds `rows` rows of sums, `sum_row` apart, `dim` wide. */
-static void add_sums(float *out, int64_t token, const float *sums, int64_t sum_row, int64_t rows, int64_t dim)
-{
-    for (int64_t i = 0; i < rows; i++, out += token, sums += sum_row) {
-        for (int64_t d = 0; d < dim; d += VEC_LANES) {
-            const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, dim - d));
-            const vec sum = vec_add(_mm512_maskz_loadu_ps(real, out + d), vec_load(sums + d));
-            _mm512_mask_storeu_ps(out + d, real, sum);
-        }
-    }
-}
-
-/* W^T X for the block of keys at `key`: panels [from, to) see some of it. */
-static attn__dot keys_dot(const backward_state *state, int64_t key, int64_t from, int64_t to,
-                          const uint16_t *weights, const uint16_t *strips, int64_t pad, float *c)
-{
-    return (attn__dot){.a = weights + key * state->lanes + attn__dot_place(0, from * PANEL, 0),
-                       .a_band = BLOCK * state->lanes,
-                       .a_part = state->tile_k * state->lanes,
-                       .a_parts = state->weight_parts,
-                       .b = strips + from * PANEL * PANEL,
-                       .b_band = state->parts * state->lanes * PANEL,
-                       .b_part = state->lanes * PANEL,
-                       .b_parts = state->parts,
-                       .c = c,
-                       .c_row = pad,
-                       .rows = BLOCK,
-                       .cols = pad,
-                       .depth = (to - from) * PANEL};
-}
-
-/* dV and dK of a block of keys. */
-static void add_block(const backward_state *state, const backward_tile *tile, int64_t key, int64_t from,
-                      int64_t to)
-{
-    const attn__gradient *g = state->gradient;
-    const attn__gradient_span *span = tile->span;
-    const int64_t count = attn__min(BLOCK, tile->count - key), qk = state->pad_qk, v = state->pad_v;
-    float *dk = state->sums, *dv = dk + BLOCK * qk;
-    attn__dot dots[2];
-    int products = 0;
-    if (tile->dv != NULL) {
-        dots[products++] = keys_dot(state, key, from, to, state->p, state->dout, v, dv);
-    }
-    if (tile->dk != NULL) {
-        dots[products++] = keys_dot(state, key, from, to, state->ds, state->q, qk, dk);
-    }
-    dot_cursor at = dot_start(dots, products);
-    dot_finish(&at);
-    if (tile->dv != NULL) {
-        add_sums(tile->dv + key * span->dv_token, span->dv_token, dv, v, count, g->dim_v);
-    }
-    if (tile->dk != NULL) {
-        add_sums(tile->dk + key * span->dk_token, span->dk_token, dk, qk, count, g->dim_qk);
-    }
-}
-
-static void add_products(const backward_state *state, const backward_tile *tile)
-{
-    for (int64_t key = 0; key < tile->count; key += BLOCK) {
-        int64_t from = state->panels, to = 0;
-        for (int64_t panel = 0; panel < state->panels; panel++) {
-            const backward_task task = task_of(state, panel, tile);
-            if (task.begin <= key && key < task.end) {
-                from = attn__min(from, panel);
-                to = panel + 1;
-            }
-        }
-        if (from < to) {
-            add_block(state, tile, key, from, to);
-        }
-    }
-}
+#include "kernel/cpu/flash_dot_backward_keys.inc.h"
 
 /* ---- tiles with NaN or inf ------------------------------------------------------------------------ */
 

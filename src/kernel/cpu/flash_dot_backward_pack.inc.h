@@ -33,9 +33,9 @@ typedef struct backward_state {
     uint16_t *p, *ds;       /* P^T, dS^T: [part], tile_k keys by lane in squares */
     uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
     float *scores, *slopes; /* S^T, dP^T of two panels in turn: [2][tile_k][PANEL] */
-    float *sums;            /* products on their way to fp32 sums: [dim][PANEL], or dK and dV: [BLOCK][dim] */
-    uint16_t *rows;         /* [part], 32 rows by dim in squares: before they are turned */
-    float *wide;            /* rows as fp32: k and v, then q and dO, of one cell */
+    float *sums;    /* two products on their way to fp32 sums: [dim][PANEL], or dK and dV: [BLOCK][dim] */
+    uint16_t *rows; /* [part], 32 rows by dim in squares: before they are turned */
+    float *wide;    /* rows as fp32: k and v, then q and dO, of one cell */
 } backward_state;
 
 /* Some keys, their values, and where their gradients go. */
@@ -95,7 +95,7 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
     state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
     state->scores = take(scratch, &used, 2 * keys * PANEL);
     state->slopes = take(scratch, &used, 2 * keys * PANEL);
-    state->sums = take(scratch, &used, BLOCK * (qk + v));
+    state->sums = take(scratch, &used, 2 * BLOCK * (qk + v));
     state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
     state->wide = take(scratch, &used, 2 * (qk + v));
     return used;

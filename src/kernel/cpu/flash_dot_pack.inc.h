@@ -30,7 +30,7 @@ typedef struct dot_state {
     bool *odd;            /* [panel]: a query is not finite, in more parts than one */
     float *s;             /* [2][tile_k][PANEL] */
     uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
-    float *fresh;         /* [width][PANEL]: V^T P^T of one tile */
+    float *fresh;         /* [2][width][PANEL]: V^T P^T of one tile */
     uint16_t *k;          /* [part], tile_k keys by depth in squares */
     uint16_t *v;          /* [part], width by tile_k keys in squares */
     int64_t v_part;       /* elements of a part of v */
@@ -80,7 +80,7 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     state->odd = (void *)take(scratch, &used, state->panels);
     state->s = take(scratch, &used, 2 * state->tile_k * PANEL);
     state->p = take_bf16(scratch, &used, 2 * state->p_parts * state->tile_k * PANEL);
-    state->fresh = take(scratch, &used, state->width * PANEL);
+    state->fresh = take(scratch, &used, 2 * state->width * PANEL);
     state->k = take_bf16(scratch, &used, state->parts * state->tile_k * state->depth);
     state->v_part = state->tile_k * round_up(state->width, ATTN__SQUARE);
     state->v = take_bf16(scratch, &used, state->parts * state->v_part);
