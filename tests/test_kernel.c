@@ -184,6 +184,31 @@ static void test_few_long(void **state)
     }
 }
 
+/* Scores that rise or fall from key to key, by another rate in each row, so that each maximum moves at other
+ * keys than its neighbours'. */
+static void test_moving_maxima(void **state)
+{
+    (void)state;
+    for (int64_t rows = 1; rows <= 40; rows++) {
+        for (uint64_t i = 0; i < 3; i++) {
+            uint64_t seed = (uint64_t)rows * 3 + i;
+            kernel_case c = kernel_case_plain(rows, 600, 64, false);
+            c.dtype = (attn_dtype)i;
+            begin_at_zero(&c);
+            kernel_case_open(&c, &seed);
+            for (int64_t row = 0; row < rows; row++) {
+                kernel_set(&c, &c.q, row, 0, (double)(row * 7 % 11 - 5));
+            }
+            for (int64_t j = 0; j < 600; j++) {
+                kernel_set(&c, &c.k[0], j, 0, 0.25 * (double)j);
+            }
+            kernel_case_solve(&c);
+            kernel_case_try(&c);
+            kernel_case_close(&c);
+        }
+    }
+}
+
 /* Causal, NaN in every key and value that the first half of the rows does not see. */
 static void test_masked_nan(void **state)
 {
@@ -372,10 +397,13 @@ static void test_refusals(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_random),     cmocka_unit_test(test_edges),   cmocka_unit_test(test_dims),
-        cmocka_unit_test(test_poisoned),   cmocka_unit_test(test_few),     cmocka_unit_test(test_few_long),
-        cmocka_unit_test(test_masked_nan), cmocka_unit_test(test_no_keys), cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_accuracy),   cmocka_unit_test(test_table),   cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_random),        cmocka_unit_test(test_edges),
+        cmocka_unit_test(test_dims),          cmocka_unit_test(test_poisoned),
+        cmocka_unit_test(test_few),           cmocka_unit_test(test_few_long),
+        cmocka_unit_test(test_moving_maxima), cmocka_unit_test(test_masked_nan),
+        cmocka_unit_test(test_no_keys),       cmocka_unit_test(test_repeats),
+        cmocka_unit_test(test_accuracy),      cmocka_unit_test(test_table),
+        cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,10 +6,11 @@
  * of A x B with b - a = d is fixed for all workers; worker i computes the block (i + a, i + b).  The block
  * (x, y) then belongs to the one worker x - a with the (a, b) of y - x: every block once.
  *
- *   cyclic        A = B = I.  One unordered pair {a, b} serves d and -d, so that a worker computes both
- *                 directions.  For even W the two directions of d = W/2 are one and the same difference:
- * workers i and i + W/2 hold the same pair of groups and share its two blocks (see share_of). rectangular   A
- * = {0..a-1}, B = {0, -a, -2a, ..}: d = -(alpha + a t) for one alpha < a and one t.
+ * Cyclic: A = B = I.  One unordered pair {a, b} serves d and -d, so that a worker computes both directions.
+ * For even W the two directions of d = W/2 are one and the same difference: workers i and i + W/2 hold the
+ * same pair of groups and share its two blocks (see share_of).
+ *
+ * Rectangular: A = {0..a-1}, B = {0, -a, -2a, ..}: d = -(alpha + a t) for one alpha < a and one t.
  *
  * The chosen (a, b) are stored as a sparse matrix by rows: columns of row a, ascending.  A task list is that
  * matrix read from the offset on where adding the rank wraps around, and is thereby sorted.

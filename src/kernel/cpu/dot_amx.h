@@ -280,7 +280,6 @@ enum {
     FEW_LEAST = 5,
     FEW_PACKED = 0,
     FEW_SHARE = 10,
-    FEW_STEP_ROWS = 16,
     FEW_PV_ROWS = 16,
     FEW_STEP_COST = 2, /* half of P is 0 */
     FEW_P_PARTS = 4,

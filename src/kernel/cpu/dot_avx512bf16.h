@@ -123,13 +123,15 @@ enum {
     FEW_SUMS = 16,  /* in registers: enough to hide the latency of two units */
     FEW_DEPTH = 32, /* of a step */
     FEW_LEAST = 3,
-    FEW_PACKED = 8,
+    FEW_PACKED = 12,
     FEW_SHARE = 14,
     FEW_STEP_ROWS = 8,
     FEW_PV_ROWS = 4,
     FEW_STEP_COST = 1,
     FEW_P_PARTS = 1,
 };
+
+enum { FEW_NEXT = PAIR * PANEL }; /* elements of Q^T from a pair of dims to the next */
 
 /* Row by row a pair of dims from `a` and one from `b`: of 8 rows each. */
 VEC_INLINE __m512i few_mix(const uint16_t *a, const uint16_t *b)
@@ -138,14 +140,13 @@ VEC_INLINE __m512i few_mix(const uint16_t *a, const uint16_t *b)
     return _mm512_castps_si512(vec_mix_low(first, _mm512_castsi512_ps(_mm512_loadu_si512(b))));
 }
 
-/* Up to 4 rows, for few_qk_4: of each 8 dims side by side, a vector in all. */
-static void few_pack_4(uint16_t *q, int64_t depth)
+/* Up to 4 rows, for few_qk_4: of each 8 dims side by side, a vector in all, `step` after the one before. */
+static void few_pack_4(uint16_t *q, int64_t step, const uint16_t *from, int64_t depth)
 {
-    enum { NEXT = PAIR * PANEL }; /* pair of dims */
     const __m512i fours = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11);
-    const uint16_t *from = q;
-    for (int64_t d = 0; d < depth; d += 4 * PAIR, from += 4 * NEXT, q += PAIR_LANES) {
-        const __m512i low = few_mix(from, from + NEXT), high = few_mix(from + 2 * NEXT, from + 3 * NEXT);
+    for (int64_t d = 0; d < depth; d += 4 * PAIR, from += 4 * FEW_NEXT, q += step) {
+        const __m512i low = few_mix(from, from + FEW_NEXT);
+        const __m512i high = few_mix(from + 2 * FEW_NEXT, from + 3 * FEW_NEXT);
         _mm512_storeu_si512(q, _mm512_permutex2var_epi64(low, fours, high));
     }
 }
@@ -153,12 +154,11 @@ static void few_pack_4(uint16_t *q, int64_t depth)
 /* Up to 16 rows, for few_qk_8 and few_qk_16: of each 4 dims side by side, 8 rows in a vector. */
 static void few_pack_16(uint16_t *q, int64_t depth, int64_t rows)
 {
-    enum { NEXT = PAIR * PANEL };
     const uint16_t *from = q;
-    for (int64_t d = 0; d < depth; d += 2 * PAIR, from += 2 * NEXT) {
-        const __m512i first = few_mix(from, from + NEXT);
+    for (int64_t d = 0; d < depth; d += 2 * PAIR, from += 2 * FEW_NEXT) {
+        const __m512i first = few_mix(from, from + FEW_NEXT);
         const __m512i second =
-            few_mix(from + PAIR * 8, from + PAIR * 8 + NEXT); /* first may be stored there */
+            few_mix(from + PAIR * 8, from + PAIR * 8 + FEW_NEXT); /* first may be stored there */
         _mm512_storeu_si512(q, first);
         q += PAIR_LANES;
         if (rows > 8) {
@@ -168,10 +168,25 @@ static void few_pack_16(uint16_t *q, int64_t depth, int64_t rows)
     }
 }
 
+/* 9 to 12 rows: 8 for few_qk_8, then 4 for few_qk_4.  Those wait in lanes that have no row, behind what is
+ * written meanwhile. */
+static void few_pack_12(uint16_t *q, int64_t depth)
+{
+    uint16_t *fours = q + 3 * depth / 8 * FEW_NEXT + PAIR_LANES;
+    few_pack_4(fours, FEW_NEXT, q + PAIR * 8, depth);
+    few_pack_16(q, depth, 8);
+    q += 8 * depth;
+    for (int64_t d = 0; d < depth; d += 4 * PAIR, q += PAIR_LANES, fours += FEW_NEXT) {
+        _mm512_storeu_si512(q, _mm512_loadu_si512(fours));
+    }
+}
+
 static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
 {
     if (rows <= 4) {
-        few_pack_4(q, depth);
+        few_pack_4(q, PAIR_LANES, q, depth);
+    } else if (rows > 8 && rows <= FEW_PACKED) {
+        few_pack_12(q, depth);
     } else if (rows <= VEC_LANES) {
         few_pack_16(q, depth, rows);
     }
@@ -212,7 +227,7 @@ VEC_INLINE __m512bh few_repeat(const int pairs, const uint16_t *p)
 /* acc[i]: 16 / n keys by 16 n lanes, of which each row has `pairs` */
 VEC_INLINE void few_qk_sums(const int n, const int pairs, const few_qk *of, int64_t key, vec acc[FEW_SUMS])
 {
-    const int64_t dims = pairs * PAIR, q_row = pairs > 1 ? n * PAIR_LANES : PAIR * PANEL;
+    const int64_t dims = pairs * PAIR, q_row = pairs > 1 ? n * PAIR_LANES : FEW_NEXT;
     const uint16_t *q = of->q;
     FLASH_UNROLL
     for (int i = 0; i < FEW_SUMS; i++) {
@@ -294,12 +309,18 @@ VEC_INLINE void few_qk_4(const few_qk *of, int64_t key)
 
 static void few_multiply_qk(const few_qk *of)
 {
-    const int64_t step = of->rows <= FEW_STEP_ROWS ? FEW_SUMS : FEW_SUMS / 2;
+    const int64_t step = of->rows <= FEW_PACKED ? FEW_SUMS : FEW_SUMS / 2;
+    few_qk fours = *of; /* after 8 */
+    fours.q += 8 * of->depth;
+    fours.s += 8 * FEW_DEPTH * attn__ceil_div(of->keys, FEW_DEPTH);
     for (int64_t key = 0; key < of->keys; key += step) {
         if (of->rows <= 4) {
             few_qk_4(of, key);
-        } else if (of->rows <= FEW_STEP_ROWS) {
+        } else if (of->rows <= 8) {
             few_qk_8(of, key);
+        } else if (of->rows <= FEW_PACKED) {
+            few_qk_8(of, key);
+            few_qk_4(&fours, key);
         } else if (of->n == 1) {
             few_qk_16(of, key);
         } else {

@@ -8,10 +8,10 @@
  *     few_pack_queries       what few_qk wants changed in Q^T, [pair of dims][PANEL][2]
  *     few_order              how the dims of O lie
  *     FEW_LEAST              rows; with less the vectors of flash_few.inc.h are faster
- *     FEW_PACKED             up to so many rows S is packed, see few_qk: 8, or 0
+ *     FEW_PACKED             up to so many rows S is packed, see few_qk: 12, or 0
  *     FEW_SHARE              of 16 lines that are asked for, during products; the others during the softmax
- *     FEW_STEP_ROWS, _COST   rows of few_pv in a step; how many steps of few_qk one takes as long as
- *     FEW_PV_ROWS            rows of the least part of a step; it asks for its part of the lines
+ *     FEW_PV_ROWS            rows of the least step of few_pv; of few_qk's, where S is packed
+ *     FEW_STEP_COST          how many steps of few_qk one of as many rows of few_pv takes as long as
  *     FEW_P_PARTS            bf16 of P for a weight
  *
  * Include it after flash_common.inc.h and dot_pack.h.
@@ -72,7 +72,8 @@ VEC_INLINE void few_ask(few_ahead *ahead, int64_t lines)
  * is as few_pack_queries leaves it for `rows`; rows that are not there may be anything.  depth % 32 = 0.
  *
  * Of up to FEW_PACKED rows S is packed: 4 rows of 4 keys share a vector, or 8 rows of 2.  Of 8, or 4, keys
- * the even ones lie before the odd ones, in PANEL floats, so that lane by lane they are pairs of keys.
+ * the even ones lie before the odd ones, in PANEL floats, so that lane by lane they are pairs of keys.  9 to
+ * 12 rows are 8, and 4 from s + 8 * (keys up to a multiple of 32) on.
  */
 typedef struct few_qk {
     const uint16_t *k, *q;

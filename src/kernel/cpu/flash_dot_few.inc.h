@@ -7,9 +7,9 @@
  *
  *     Q^T    packed once a call, dims in pairs
  *     for each tile of keys:
- *         S^T[key][row]  = K Q^T            few_multiply_qk; up to FEW_PACKED rows of several keys side by
- * side max, P = exp2(S - max), sum       vertical; then P is rounded to bf16 and transposed O[row][dim]    =
- * O * fade + P V   few_multiply_pv
+ *         S^T[key][row]  = K Q^T           few_multiply_qk; up to FEW_PACKED rows are packed
+ *         max, P = exp2(S - max), sum      vertical; then P is rounded and turned
+ *         O[row][dim]    = O * fade + P V  few_multiply_pv
  *
  * A tile whose rows of K or V are not whole vectors side by side is copied first.
  *
@@ -73,31 +73,49 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
     tile->ahead = few_ahead_of((const uint16_t *)span->k + skip * span->k_token, tile->count,
                                block->dim_qk * size, span->k_token * size, values);
     const int64_t lines = (state->depth + few_width(state)) * size * FEW_KEYS / LINE; /* of 32 keys */
-    const int64_t step = block->count <= FEW_PV_ROWS     ? FEW_PV_ROWS
-                         : block->count <= FEW_STEP_ROWS ? FEW_STEP_ROWS
-                                                         : VEC_LANES;
-    const int64_t rows = round_up(block->count, step);
+    const int64_t rows = round_up(block->count, block->count <= FEW_PACKED ? FEW_PV_ROWS : VEC_LANES);
     const int64_t steps = rows * state->depth + round_up(block->count, FEW_PV_ROWS) * few_width(state) *
                                                     FEW_STEP_COST; /* 256 to a step */
     tile->step_lines = attn__ceil_div(lines * FEW_SHARE * 256 / 16, steps);
     tile->softmax_lines = lines * (16 - FEW_SHARE) / 16 / (FEW_KEYS / PAIR);
 }
 
+/* Rows of a vector of the first packed ones: 12 are 8, and 4 after them. */
+VEC_INLINE int few_pack_of(const int pack)
+{
+    return pack == 12 ? 8 : pack;
+}
+
 /* ---- S ------------------------------------------------------------------------------------------- */
 
-/* Of the keys from .. to, `pack` rows packed: -inf where a row does not see one, or there is none. */
-static void few_hide_packed(int pack, float *s, const few_tile *tile, int64_t from, int64_t to)
+/* S of the packed rows from `first` on. */
+static float *few_packed_scores(const dot_state *state, const few_tile *tile, int first)
+{
+    return state->s + first * tile->padded;
+}
+
+/* Of the keys from .. to, `pack` packed rows from `first` on: -inf where a row does not see one, or there is
+ * none. */
+static void few_hide_packed(int pack, int first, const dot_state *state, const few_tile *tile, int64_t from,
+                            int64_t to)
 {
     const int64_t keys = PANEL / pack;
+    float *s = few_packed_scores(state, tile, first);
     for (int64_t key = from; key < to; key++) {
         float *at = s + key / keys * PANEL + key % 2 * VEC_LANES + key % keys / 2 * pack;
         for (int row = 0; row < pack; row++) {
-            const int64_t apart = tile->first + key - tile->band.row - row;
+            const int64_t apart = tile->first + key - tile->band.row - first - row;
             if (key >= tile->count || apart < tile->band.lo || apart > tile->band.hi) {
                 at[row] = -INFINITY;
             }
         }
     }
+}
+
+static void few_mask_packed(int pack, int first, const dot_state *state, const few_tile *tile)
+{
+    few_hide_packed(pack, first, state, tile, 0, tile->whole_from);
+    few_hide_packed(pack, first, state, tile, tile->whole_to, tile->padded);
 }
 
 VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, few_tile *tile)
@@ -125,8 +143,10 @@ VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, 
     }
     few_multiply_qk(&of);
     if (pack > 0) {
-        few_hide_packed(pack, state->s, tile, 0, tile->whole_from);
-        few_hide_packed(pack, state->s, tile, tile->whole_to, tile->padded);
+        few_mask_packed(few_pack_of(pack), 0, state, tile);
+        if (pack == 12) {
+            few_mask_packed(4, 8, state, tile);
+        }
         return;
     }
     mask_scores(n, state->s, PANEL, &tile->band, tile->first, tile->whole_from);
@@ -137,27 +157,30 @@ VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, 
 
 /* ---- P ------------------------------------------------------------------------------------------- */
 
-/* O of the rows shrinks by fade[]. */
-static void few_fade(const dot_state *state, const float *fade)
+/* O of the rows first .. last - 1 shrinks by fade[]. */
+static void few_fade(const dot_state *state, int64_t first, int64_t last, const float *fade)
 {
     const int64_t width = few_width(state);
-    for (int64_t row = 0; row < state->block->count; row++) {
+    for (int64_t row = first; row < last; row++) {
         float *o = state->ot + row * width;
         for (int64_t d = 0; d < width; d += VEC_LANES) {
-            vec_store(o + d, vec_mul(vec_load(o + d), vec_set(fade[row])));
+            vec_store(o + d, vec_mul(vec_load(o + d), vec_set(fade[row - first])));
         }
     }
 }
 
-/* max moves on if a score of `top` is 2^SLACK above it, and O and sum shrink; less: what to subtract. */
-VEC_INLINE void few_raise(const int n, const dot_state *state, const vec *top, vec *less)
+/* max moves on if a score of `top` is 2^SLACK above it, and O and sum shrink: of `rows` rows from `first` on,
+ * whose lanes begin at 2 * first.  less: what to subtract. */
+VEC_INLINE void few_raise(const int n, const int first, const int rows, const dot_state *state,
+                          const vec *top, vec *less)
 {
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
     float fade[PANEL];
     vec_mask moved = 0;
     FLASH_UNROLL
     for (int c = 0; c < n; c++) {
-        float *max = state->max + c * VEC_LANES, *sum = state->sum + c * VEC_LANES;
+        const int lane = 2 * first + c * VEC_LANES;
+        float *max = state->max + lane, *sum = state->sum + lane;
         const vec old = vec_load(max), high = vec_mul(top[c], factor);
         const vec_mask above = vec_less(vec_add(old, vec_set(SLACK)), high);
         const vec now = vec_select(above, high, old);
@@ -169,7 +192,7 @@ VEC_INLINE void few_raise(const int n, const dot_state *state, const vec *top, v
         vec_store(sum, vec_mul(vec_load(sum), vec_select(above, shrink, vec_set(1.0f))));
     }
     if (moved != 0) {
-        few_fade(state, fade);
+        few_fade(state, first, attn__min(first + rows, state->block->count), fade);
     }
 }
 
@@ -180,7 +203,7 @@ VEC_INLINE void few_weights(const int n, const dot_state *state, few_tile *tile)
     const int64_t p_row = few_tile_keys(state);
     vec less[2], sum[2], top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
     raise_max(n, state->s, PANEL, tile->padded, top);
-    few_raise(n, state, top, less);
+    few_raise(n, 0, n * VEC_LANES, state, top, less);
     FLASH_UNROLL
     for (int c = 0; c < n; c++) {
         sum[c] = vec_set(0.0f);
@@ -211,34 +234,38 @@ VEC_INLINE void few_weights(const int n, const dot_state *state, few_tile *tile)
 }
 
 /* The greatest score of each of `pack` packed rows, in all lanes of the row. */
-VEC_INLINE vec few_top_packed(const int pack, const dot_state *state, const few_tile *tile)
+VEC_INLINE vec few_top_packed(const int pack, const float *s, const few_tile *tile)
 {
     vec top[2] = {vec_set(-INFINITY), vec_set(-INFINITY)};
-    raise_max(2, state->s, PANEL, tile->padded * pack / PANEL, top);
+    raise_max(2, s, PANEL, tile->padded * pack / PANEL, top);
     vec most = vec_max(top[0], top[1]);
     most = vec_max(most, _mm512_shuffle_f32x4(most, most, 0x4e));
     return pack == 8 ? most : vec_max(most, _mm512_shuffle_f32x4(most, most, 0xb1));
 }
 
-/* few_weights of `pack` packed rows: a row's lanes share its maximum, and each has a sum. */
-VEC_INLINE void few_weights_packed(const int pack, const dot_state *state, few_tile *tile)
+/* few_weights of `pack` packed rows from `first` on, one of `all`: a row's lanes share its maximum, and each
+ * has a sum. */
+VEC_INLINE void few_weights_packed(const int pack, const int first, const int all, const dot_state *state,
+                                   few_tile *tile)
 {
-    const vec factor = vec_set(state->factor), top = few_top_packed(pack, state, tile);
+    float *scores = few_packed_scores(state, tile, first), *sums = state->sum + 2 * first;
+    uint16_t *p = state->p + first * few_tile_keys(state);
+    const vec factor = vec_set(state->factor), top = few_top_packed(pack, scores, tile);
     vec less, sum = vec_set(0.0f);
-    few_raise(1, state, &top, &less);
+    few_raise(1, first, pack, state, &top, &less);
     for (int64_t j = 0; j < tile->padded; j += FEW_KEYS) {
-        float *s = state->s + j * pack;
+        float *s = scores + j * pack;
         FLASH_UNROLL
         for (int i = 0; i < pack; i++) {
             const float *at = s + i * PANEL;
             const vec even = weigh(1, at, factor, less), odd = weigh(1, at + VEC_LANES, factor, less);
             dot_store_pairs(1, (void *)(s + i * VEC_LANES), 0, even, odd); /* [pair of keys][pack] */
             sum = vec_add(sum, vec_add(even, odd));
-            few_ask(&tile->ahead, tile->softmax_lines * (VEC_LANES / pack));
+            few_ask(&tile->ahead, tile->softmax_lines * VEC_LANES / all);
         }
-        dot_transpose_cols(pack, state->p + j, few_tile_keys(state), (const void *)s, PAIR * pack);
+        dot_transpose_cols(pack, p + j, few_tile_keys(state), (const void *)s, PAIR * pack);
     }
-    vec_store(state->sum, vec_add(vec_load(state->sum), sum));
+    vec_store(sums, vec_add(vec_load(sums), sum));
 }
 
 /* ---- O ------------------------------------------------------------------------------------------- */
@@ -323,7 +350,10 @@ VEC_INLINE void few_span(const int n, const int pack, const dot_state *state, co
         few_look_ahead(state, &tile, &values);
         few_scores(n, pack, state, &tile);
         if (pack > 0) {
-            few_weights_packed(pack, state, &tile);
+            few_weights_packed(few_pack_of(pack), 0, pack, state, &tile);
+            if (pack == 12) {
+                few_weights_packed(4, 8, pack, state, &tile);
+            }
         } else {
             few_weights(n, state, &tile);
         }
@@ -338,13 +368,27 @@ static bool few_suits(const attn__block *block)
     return block->dtype == ATTN_BF16 && block->first == 0 && block->count <= FEW_ROWS;
 }
 
+/* max and sum of each of `pack` packed rows from `first` on, from their lanes to where rows have them. */
+VEC_INLINE void few_join_lanes(const int pack, const int first, const dot_state *state)
+{
+    float *max = state->max + 2 * first, *sum = state->sum + 2 * first;
+    for (int lane = pack; lane < VEC_LANES; lane++) {
+        sum[lane % pack] += sum[lane];
+    }
+    memmove(state->max + first, max, sizeof *max * (size_t)pack);
+    memmove(state->sum + first, sum, sizeof *sum * (size_t)pack);
+}
+
 VEC_INLINE void few_spans(const int n, const int pack, const dot_state *state)
 {
     for (int64_t i = 0; i < state->block->span_count; i++) {
         few_span(n, pack, state, &state->block->spans[i]);
     }
-    for (int lane = pack; lane < VEC_LANES && pack > 0; lane++) {
-        state->sum[lane % pack] += state->sum[lane];
+    if (pack > 0) {
+        few_join_lanes(few_pack_of(pack), 0, state);
+    }
+    if (pack == 12) {
+        few_join_lanes(4, 8, state);
     }
 }
 
@@ -358,8 +402,10 @@ static bool few_forward(const dot_state *state)
     dot_begin();
     if (rows <= 4 && rows <= FEW_PACKED) {
         few_spans(1, 4, state);
-    } else if (rows <= FEW_PACKED) {
+    } else if (rows <= 8 && rows <= FEW_PACKED) {
         few_spans(1, 8, state);
+    } else if (rows <= FEW_PACKED) {
+        few_spans(1, 12, state);
     } else if (rows <= VEC_LANES) {
         few_spans(1, 0, state);
     } else {
