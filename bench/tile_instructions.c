@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * tile_instructions.c - what AMX's tile instructions cost, alone on a core and beside a busy hyperthread,
+ * with and without other instructions between them.
+ *
+ *     tile_instructions [ROUNDS]      400 unless told; pin it: taskset -c 4 tile_instructions
+ *
+ * METHOD.  Each loop is a few instructions 1000 times over, after 100 times unmeasured.  A round is all loops
+ * in turn.  `both` - 12 products and 8 loads, about what fp32 has in the kernels - takes one of two times: a
+ * round is slow if it takes 1.6 times its least there, and it counts if the next round's is of the same kind.
+ * Printed are medians of each kind in ns.  What is measured on the other hyperthread is not known here:
+ * `nop`s, of which fewer come in where that is awake, tell.
+ */
+#include <stdio.h>
+#include <stdlib.h>
+
+#include "base/base.h"
+
+#if defined(__x86_64__) && defined(__GNUC__)
+
+/* Words of the assembler: %1 tiles of 1 KiB in memory, %2 the 64 bytes from row to row. */
+#define AGAIN(count, word)  "\t.rept " #count "\n\t" word "\n\t.endr\n"
+#define NOPS(count)         AGAIN(count, "nop")
+#define FMA(sum)            "\tvfmadd231ps %%zmm15, %%zmm14, %%zmm" #sum "\n"
+#define FMAS_12             FMA(0) FMA(1) FMA(2) FMA(3) FMA(4) FMA(5) FMA(6) FMA(7) FMA(8) FMA(9) FMA(10) FMA(11)
+#define FMAS_48             FMAS_12 FMAS_12 FMAS_12 FMAS_12
+#define FMAS_240            FMAS_48 FMAS_48 FMAS_48 FMAS_48 FMAS_48
+#define PRODUCT(c, a, b)    "\ttdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c "\n"
+#define LOAD(tile, offset)  "\ttileloadd " #offset "(%1,%2,1), %%tmm" #tile "\n"
+#define FOUR(gap)           PRODUCT(0, 4, 6) gap PRODUCT(1, 4, 7) gap PRODUCT(2, 5, 6) gap PRODUCT(3, 5, 7) gap
+#define PRODUCTS(gap)       FOUR(gap) FOUR(gap) FOUR(gap)
+#define PAIR(t, u, at, gap) LOAD(t, at) gap LOAD(u, at + 1024) gap
+#define LOADS(gap)          PAIR(4, 5, 0, gap) PAIR(6, 7, 2048, gap) PAIR(4, 5, 4096, gap) PAIR(6, 7, 6144, gap)
+#define BOTH(gap, after_load)                                                                                \
+    PAIR(4, 5, 0, after_load)                                                                                \
+    PAIR(6, 7, 2048, after_load)                                                                             \
+    FOUR(gap) PAIR(6, 7, 4096, after_load) FOUR(gap) PAIR(4, 5, 6144, after_load) FOUR(gap)
+
+#define LOOP(name, words)                                                                                    \
+    static void name(int64_t times, const char *tiles)                                                       \
+    {                                                                                                        \
+        __asm__ volatile("vzeroall\n1:\n" words "\tdec %0\n\tjnz 1b"                                         \
+                         : "+r"(times)                                                                       \
+                         : "r"(tiles), "r"((int64_t)64)                                                      \
+                         : "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",   \
+                           "xmm8", "xmm9", "xmm10", "xmm11", "xmm14", "xmm15");                              \
+    }
+
+LOOP(products, PRODUCTS(""))
+LOOP(products_5, PRODUCTS(NOPS(5)))
+LOOP(products_10, PRODUCTS(NOPS(10)))
+LOOP(products_20, PRODUCTS(NOPS(20)))
+LOOP(loads, LOADS(""))
+LOOP(loads_5, LOADS(NOPS(5)))
+LOOP(loads_10, LOADS(NOPS(10)))
+LOOP(both, BOTH("", ""))
+LOOP(both_4, BOTH(NOPS(4), NOPS(4)))
+LOOP(both_10_5, BOTH(NOPS(10), NOPS(5)))
+LOOP(both_12, BOTH(NOPS(12), NOPS(12)))
+LOOP(both_24, BOTH(NOPS(24), NOPS(24)))
+LOOP(both_fma, BOTH(FMAS_12, FMAS_12))
+LOOP(both_then_fma, BOTH("", "") FMAS_240)
+LOOP(fmas, FMAS_240)
+LOOP(nops, NOPS(480))
+
+static const struct {
+    const char *name;
+    void (*run)(int64_t times, const char *tiles);
+} loops[] = {
+    {"both: 12 products, 8 loads", both},
+    {"  4 nop after each", both_4},
+    {"  10 after a product, 5 after a load", both_10_5},
+    {"  12 nop after each", both_12},
+    {"  24 nop after each", both_24},
+    {"  12 FMAs after each", both_fma},
+    {"  240 FMAs after all", both_then_fma},
+    {"12 products", products},
+    {"  5 nop after each", products_5},
+    {"  10 nop after each", products_10},
+    {"  20 nop after each", products_20},
+    {"8 tile loads from L1", loads},
+    {"  5 nop after each", loads_5},
+    {"  10 nop after each", loads_10},
+    {"240 FMAs of 64 bytes", fmas},
+    {"480 nop", nops},
+};
+enum { LOOPS = sizeof loops / sizeof loops[0], TIMES = 1000, TILES = 16 };
+
+typedef double round_times[LOOPS]; /* ns */
+
+static void set_tiles(void)
+{
+    static const uint8_t config[64] = {
+        [0] = 1,   [16] = 64, [18] = 64, [20] = 64, [22] = 64, [24] = 64, [26] = 64, [28] = 64, [30] = 64,
+        [48] = 16, [49] = 16, [50] = 16, [51] = 16, [52] = 16, [53] = 16, [54] = 16, [55] = 16};
+    __asm__ volatile("ldtilecfg %0" ::"m"(config));
+}
+
+static void measure(round_times *times, int64_t rounds, const char *tiles)
+{
+    for (int64_t r = 0; r < rounds; r++) {
+        for (int i = 0; i < LOOPS; i++) {
+            loops[i].run(TIMES / 10, tiles);
+            const double begin = attn__now();
+            loops[i].run(TIMES, tiles);
+            times[r][i] = (attn__now() - begin) / TIMES * 1e9;
+        }
+    }
+}
+
+static int compare(const void *x, const void *y)
+{
+    const double a = *(const double *)x, b = *(const double *)y;
+    return (a > b) - (a < b);
+}
+
+/* Prints the median of a loop over the rounds that are slow, or not; "-" if there are none. */
+static void print_median(const round_times *times, int64_t rounds, double limit, int loop, bool slow,
+                         double *list)
+{
+    size_t count = 0;
+    for (int64_t r = 0; r + 1 < rounds; r++) {
+        if ((times[r][0] > limit) == slow && (times[r + 1][0] > limit) == slow) {
+            list[count++] = times[r][loop];
+        }
+    }
+    qsort(list, count, sizeof *list, compare);
+    if (count == 0) {
+        printf("%10s", "-");
+    } else {
+        printf("%10.1f", list[count / 2]);
+    }
+}
+
+static void print_rounds(const round_times *times, int64_t rounds, double *list)
+{
+    double least = times[0][0];
+    int64_t slow = 0;
+    for (int64_t r = 0; r < rounds; r++) {
+        least = times[r][0] < least ? times[r][0] : least;
+    }
+    for (int64_t r = 0; r < rounds; r++) {
+        slow += times[r][0] > 1.6 * least;
+    }
+    printf("%-40s%10s%10s   (ns; %lld of %lld rounds are slow)\n", "loop", "fast", "slow", (long long)slow,
+           (long long)rounds);
+    for (int i = 0; i < LOOPS; i++) {
+        printf("%-40s", loops[i].name);
+        print_median(times, rounds, 1.6 * least, i, false, list);
+        print_median(times, rounds, 1.6 * least, i, true, list);
+        printf("\n");
+    }
+}
+
+int main(int count, char **words)
+{
+    const int64_t rounds = count > 1 ? strtoll(words[1], NULL, 10) : 400;
+    if (rounds < 2) {
+        fprintf(stderr, "tile_instructions: at least 2 rounds\n");
+        return 2;
+    }
+    if ((attn__cpu() & ATTN__CPU_AMX) == 0) {
+        fprintf(stderr, "tile_instructions: this CPU or system has no AMX, or ATTN_ISA hides it\n");
+        return 3;
+    }
+    round_times *times = calloc((size_t)rounds, sizeof *times);
+    double *list = calloc((size_t)rounds, sizeof *list);
+    uint16_t *tiles = calloc(TILES, 1024);
+    if (times == NULL || list == NULL || tiles == NULL) {
+        fprintf(stderr, "tile_instructions: no memory for %lld rounds\n", (long long)rounds);
+        return 1;
+    }
+    for (int i = 0; i < TILES * 512; i++) {
+        tiles[i] = (uint16_t)(0x3f80 | (i * 37 & 0x7f) | (i * 7 & 1) << 15); /* 1 to 2, both signs */
+    }
+    set_tiles();
+    measure(times, rounds, (const char *)tiles);
+    print_rounds((const round_times *)times, rounds, list);
+    free(tiles);
+    free(list);
+    free(times);
+    return 0;
+}
+
+#else
+
+int main(void)
+{
+    fprintf(stderr, "tile_instructions: AMX is of x86-64\n");
+    return 3;
+}
+
+#endif
