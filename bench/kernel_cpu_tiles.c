@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * tile_instructions.c - what AMX's tile instructions cost, alone on a core and beside a busy hyperthread,
+ * kernel_cpu_tiles.c - what AMX's tile instructions cost, alone on a core and beside a busy hyperthread,
  * with and without other instructions between them.
  *
- *     tile_instructions [ROUNDS]      400 unless told; pin it: taskset -c 4 tile_instructions
+ *     kernel_cpu_tiles [ROUNDS]      400 unless told; pin it: taskset -c 4 kernel_cpu_tiles
  *
  * METHOD.  Each loop is a few instructions 1000 times over, after 100 times unmeasured.  A round is all loops
  * in turn.  `both` - 12 products and 8 loads, about what fp32 has in the kernels - takes one of two times: a
@@ -156,18 +156,18 @@ int main(int count, char **words)
 {
     const int64_t rounds = count > 1 ? strtoll(words[1], NULL, 10) : 400;
     if (rounds < 2) {
-        fprintf(stderr, "tile_instructions: at least 2 rounds\n");
+        fprintf(stderr, "kernel_cpu_tiles: at least 2 rounds\n");
         return 2;
     }
     if ((attn__cpu() & ATTN__CPU_AMX) == 0) {
-        fprintf(stderr, "tile_instructions: this CPU or system has no AMX, or ATTN_ISA hides it\n");
+        fprintf(stderr, "kernel_cpu_tiles: this CPU or system has no AMX, or ATTN_ISA hides it\n");
         return 3;
     }
     round_times *times = calloc((size_t)rounds, sizeof *times);
     double *list = calloc((size_t)rounds, sizeof *list);
     uint16_t *tiles = calloc(TILES, 1024);
     if (times == NULL || list == NULL || tiles == NULL) {
-        fprintf(stderr, "tile_instructions: no memory for %lld rounds\n", (long long)rounds);
+        fprintf(stderr, "kernel_cpu_tiles: no memory for %lld rounds\n", (long long)rounds);
         return 1;
     }
     for (int i = 0; i < TILES * 512; i++) {
@@ -186,7 +186,7 @@ int main(int count, char **words)
 
 int main(void)
 {
-    fprintf(stderr, "tile_instructions: AMX is of x86-64\n");
+    fprintf(stderr, "kernel_cpu_tiles: AMX is of x86-64\n");
     return 3;
 }
 
