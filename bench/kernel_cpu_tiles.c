@@ -8,8 +8,8 @@
  * METHOD.  Each loop is a few instructions 1000 times over, after 100 times unmeasured.  A round is all loops
  * in turn.  `both` - 12 products and 8 loads, about what fp32 has in the kernels - takes one of two times: a
  * round is slow if it takes 1.6 times its least there, and it counts if the next round's is of the same kind.
- * Printed are medians of each kind in ns.  What is measured on the other hyperthread is not known here:
- * `nop`s, of which fewer come in where that is awake, tell.
+ * Printed are medians of each kind in ns.  What the core's other hyperthread does is not known here; that
+ * `nop`s take longer says that it is awake.
  */
 #include <stdio.h>
 #include <stdlib.h>

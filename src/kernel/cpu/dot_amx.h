@@ -27,9 +27,9 @@ enum { DOT_A_ROW = sizeof(uint16_t) * ATTN__SQUARE, DOT_B_ROW = 2 * DOT_A_ROW };
 #define DOT_FENCE() __asm__ volatile("" ::: "memory")
 
 /*
- * Tile instructions with others between them.  Beside a busy hyperthread, whatever that one does, a product
- * right after another costs 43 cycles and a load 32; with 10 and 5 others between, even of those that do
- * nothing, 24 and 21.  Alone on a core they cost 16 and 8 either way (docs/perf/cpu_amx.md, "Two
+ * Tile instructions with others between them.  At times a product right after another costs 43 cycles and a
+ * load 32, it seems whenever the core's other hyperthread is awake; with 10 and 5 others between, even of
+ * those that do nothing, 24 and 21.  Else they cost 16 and 8 either way (docs/perf/cpu_amx.md, "Two
  * hyperthreads").
  */
 #define DOT_APART(count) __asm__ volatile(".rept " #count "\n\tnop\n\t.endr")

@@ -32,6 +32,8 @@
  */
 #include "kernel/cpu/flash_dot_pack.inc.h"
 
+#include "kernel/cpu/flash_dot_queue.inc.h"
+
 /* ---- one panel against one tile ------------------------------------------------------------------ */
 
 /*
@@ -50,29 +52,11 @@ typedef struct dot_task {
     bool moved;        /* a fade is not 1 */
 } dot_task;
 
-/* What the tiles do beside the vectors: V^T P^T of the panel before, then the scores of the next. */
-typedef struct dot_queue {
-    attn__dot dots[2];
-    dot_cursor at;
-    int64_t steps, shares; /* that the vectors' work is divided into */
-    int64_t due;           /* steps * shares so far - shares * steps taken */
-} dot_queue;
-
 enum {
-    RAISE_KEYS = 16, /* a share of the task where its maximum is looked for; where weights are made, PAIR */
+    RAISE_KEYS = 16, /* of a task, a share more where its maximum is looked for */
     SLACK = 8,       /* by how many powers of 2 a score may be above the maximum before that moves */
     LARGE = 65536,   /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
-    JOIN_ROWS = 8,   /* a share where sums are added to O^T */
 };
-
-/* The queue's part of steps for one share: its last step comes with the last share, or earlier if the maximum
- * is looked for as well. */
-VEC_INLINE void take_share(const int parts, dot_queue *queue)
-{
-    for (queue->due += queue->steps; queue->due >= queue->shares; queue->due -= queue->shares) {
-        dot_step(parts == 1, &queue->at);
-    }
-}
 
 /* The first panel from *panel on that sees keys of the tile; false if none does. `turn` counts these. */
 static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *panel, int64_t turn,
@@ -272,21 +256,6 @@ static void begin_values(const dot_state *state, const dot_task *task)
     }
 }
 
-/* O^T = O^T * fade + sums; beside it the queue goes on. */
-VEC_INLINE void join_values(const dot_state *state, const dot_task *task, dot_queue *queue)
-{
-    const vec fade0 = vec_load(task->fade), fade1 = vec_load(task->fade + VEC_LANES);
-    float *at = task->ot;
-    const float *sums = task->sums;
-    for (int64_t d = 0; d < state->width; d++, at += PANEL, sums += PANEL) {
-        if (d % JOIN_ROWS == 0) {
-            take_share(WEIGHT_PARTS, queue);
-        }
-        vec_store(at, vec_fma(vec_load(at), fade0, vec_load(sums)));
-        vec_store(at + VEC_LANES, vec_fma(vec_load(at + VEC_LANES), fade1, vec_load(sums + VEC_LANES)));
-    }
-}
-
 /* Products for the tiles: values of one panel, scores of another, either of which may be NULL, beside the
  * sums of `done` and the softmax of `now`. */
 static void begin_turn(const dot_state *state, const dot_task *done, const dot_task *before,
@@ -295,19 +264,18 @@ static void begin_turn(const dot_state *state, const dot_task *done, const dot_t
     static const attn__dot nothing = {0};
     queue->dots[0] = before != NULL ? values_of(state, before) : nothing;
     queue->dots[1] = next != NULL ? scores_of(state, next) : nothing;
-    queue->at = dot_start(queue->dots, 2);
-    queue->steps = dot_steps(&queue->dots[0]) + dot_steps(&queue->dots[1]);
-    queue->due = 0;
-    queue->shares =
-        (done != NULL ? state->width / JOIN_ROWS : 0) + (now != NULL ? (now->end - now->begin) / PAIR : 0);
+    start_queue(queue, 2,
+                (done != NULL ? state->width / JOIN_ROWS : 0) +
+                    (now != NULL ? (now->end - now->begin) / PAIR : 0));
 }
 
-/* The vectors' part of a turn. */
-static void weigh_task(const dot_state *state, const dot_tile *tile, const dot_task *done, dot_task *now,
-                       dot_queue *queue)
+/* The vectors' part of a turn: O^T = O^T * fade + sums of `done`, the softmax of `now`. */
+static void weigh_and_join(const dot_state *state, const dot_tile *tile, const dot_task *done, dot_task *now,
+                           dot_queue *queue)
 {
     if (done != NULL) {
-        join_values(state, done, queue);
+        join_sums(done->ot, vec_load(done->fade), vec_load(done->fade + VEC_LANES), done->sums, state->width,
+                  queue);
     }
     if (now == NULL) {
         return;
@@ -345,7 +313,7 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
             begin_values(state, before);
         }
         begin_turn(state, done, before, now, next, &queue);
-        weigh_task(state, tile, done, now, &queue);
+        weigh_and_join(state, tile, done, now, &queue);
         dot_finish(&queue.at);
         if (before != NULL && tile->odd_v) {
             add_odd_values(state, tile, before);

@@ -39,14 +39,6 @@ typedef struct backward_task {
     uint16_t *pairs;
 } backward_task;
 
-/* What the tiles do beside the vectors: dQ^T of the panel before, S^T and dP^T of the next; or dV and dK. */
-typedef struct backward_queue {
-    attn__dot dots[3];
-    dot_cursor at;
-    int64_t steps, shares; /* that the vectors' work is divided into */
-    int64_t due;           /* steps * shares so far - shares * steps taken */
-} backward_queue;
-
 /* ---- P and dS ------------------------------------------------------------------------------------- */
 
 /* Constants and the two vectors of queries of a panel. */
@@ -109,30 +101,10 @@ VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int6
     }
 }
 
-/* After `count` dots are filled in. */
-static void start_queue(backward_queue *queue, int count, int64_t shares)
-{
-    queue->at = dot_start(queue->dots, count);
-    queue->shares = shares;
-    queue->due = queue->steps = 0;
-    for (int i = 0; i < count; i++) {
-        queue->steps += dot_steps(&queue->dots[i]);
-    }
-}
-
-/* The queue's part of steps for one share.  A core looks some 500 operations ahead: tiles and vectors work
- * side by side only if their instructions alternate more finely than that. */
-VEC_INLINE void take_steps(const int parts, backward_queue *queue)
-{
-    for (queue->due += queue->steps; queue->due >= queue->shares; queue->due -= queue->shares) {
-        dot_step(parts == 1, &queue->at);
-    }
-}
-
 /* Keys j and j + 1 of a panel; all lanes see them, or `masked`. */
 VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_state *state,
                            const backward_lanes *lanes, const backward_task *task, int64_t position,
-                           int64_t j, backward_queue *queue)
+                           int64_t j, dot_queue *queue)
 {
     const int64_t keys = state->tile_k, a_part = keys * state->lanes, lane = task->panel * PANEL;
     const int64_t to = attn__dot_place(j, lane, BLOCK * state->lanes);
@@ -140,7 +112,7 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
     FLASH_UNROLL
     for (int i = 0; i < PAIR; i++) {
         const int64_t at = (j + i) * PANEL;
-        take_steps(parts, queue);
+        take_share(parts, queue);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t first = half * VEC_LANES;
@@ -160,7 +132,7 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
 
 /* P and dS of a panel; the queue's steps spread evenly between. */
 VEC_INLINE void weigh_panel(const int parts, const backward_state *state, const backward_task *task,
-                            int64_t position, backward_queue *queue)
+                            int64_t position, dot_queue *queue)
 {
     const attn__gradient *g = state->gradient;
     const float *lse = state->lse + task->panel * PANEL, *delta = state->delta + task->panel * PANEL;
@@ -249,7 +221,7 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
 
 /* Fills the queue of a turn; a task may be NULL. */
 static void fill_queue(const backward_state *state, const backward_task *done, const backward_task *before,
-                       const backward_task *now, const backward_task *next, backward_queue *queue)
+                       const backward_task *now, const backward_task *next, dot_queue *queue)
 {
     static const attn__dot nothing = {0};
     queue->dots[0] = before != NULL ? queries_dot(state, before) : nothing;
@@ -262,20 +234,6 @@ static void fill_queue(const backward_state *state, const backward_task *done, c
                 (done != NULL ? state->pad_qk / JOIN_ROWS : 0) + (now != NULL ? now->end - now->begin : 0));
 }
 
-/* Adds what was summed apart to dQ^T; beside it the queue goes on. */
-VEC_INLINE void join_queries(const backward_state *state, const backward_task *task, backward_queue *queue)
-{
-    const float *sums = queries_sums(state, task);
-    float *dqt = state->dqt + task->panel * state->pad_qk * PANEL;
-    for (int64_t d = 0; d < state->pad_qk; d++, dqt += PANEL, sums += PANEL) {
-        if (d % JOIN_ROWS == 0) {
-            take_steps(WEIGHT_PARTS, queue);
-        }
-        vec_store(dqt, vec_add(vec_load(dqt), vec_load(sums)));
-        vec_store(dqt + VEC_LANES, vec_add(vec_load(dqt + VEC_LANES), vec_load(sums + VEC_LANES)));
-    }
-}
-
 /* P^T and dS^T of all panels and one tile, and what they add to dQ^T, in a pipeline of panels: the tiles are
  * one panel ahead with scores and one behind with dQ^T; what of that is summed apart is added a turn later.
  */
@@ -283,7 +241,7 @@ static void add_panels(const backward_state *state, const backward_tile *tile)
 {
     const int64_t turns = state->panels + (state->weight_parts == 1 ? 1 : 2);
     backward_task tasks[4];
-    backward_queue queue;
+    dot_queue queue;
     tasks[0] = task_of(state, 0, tile);
     fill_queue(state, NULL, NULL, NULL, &tasks[0], &queue);
     dot_finish(&queue.at);
@@ -300,7 +258,8 @@ static void add_panels(const backward_state *state, const backward_tile *tile)
         }
         fill_queue(state, done, before, now, next, &queue);
         if (done != NULL) {
-            join_queries(state, done, &queue);
+            float *dqt = state->dqt + done->panel * state->pad_qk * PANEL;
+            join_sums(dqt, vec_set(1.0f), vec_set(1.0f), queries_sums(state, done), state->pad_qk, &queue);
         }
         if (now != NULL && state->weight_parts == 1) {
             weigh_panel(1, state, now, tile->first, &queue);

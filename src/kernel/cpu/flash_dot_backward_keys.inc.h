@@ -54,7 +54,7 @@ static attn__dot keys_dot(const backward_state *state, const backward_block *blo
 
 /* Fills the queue with dV and dK of a block, to `sums`; each row that is added beside it is a share. */
 static void queue_block(const backward_state *state, const backward_tile *tile, const backward_block *block,
-                        float *sums, backward_queue *queue)
+                        float *sums, dot_queue *queue)
 {
     const int64_t qk = state->pad_qk, v = state->pad_v;
     int products = 0;
@@ -69,10 +69,10 @@ static void queue_block(const backward_state *state, const backward_tile *tile, 
 
 /* Adds `rows` rows of sums, `sum_row` apart, `dim` wide; beside it the queue goes on. */
 static void add_sums(float *out, int64_t token, const float *sums, int64_t sum_row, int64_t rows, int64_t dim,
-                     backward_queue *queue)
+                     dot_queue *queue)
 {
     for (int64_t i = 0; i < rows; i++, out += token, sums += sum_row) {
-        take_steps(WEIGHT_PARTS, queue);
+        take_share(WEIGHT_PARTS, queue);
         for (int64_t d = 0; d < dim; d += VEC_LANES) {
             const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, dim - d));
             const vec sum = vec_add(_mm512_maskz_loadu_ps(real, out + d), vec_load(sums + d));
@@ -83,7 +83,7 @@ static void add_sums(float *out, int64_t token, const float *sums, int64_t sum_r
 
 /* Adds the sums of a block to dV and dK. */
 static void add_block(const backward_state *state, const backward_tile *tile, const backward_block *block,
-                      const float *sums, backward_queue *queue)
+                      const float *sums, dot_queue *queue)
 {
     const attn__gradient *g = state->gradient;
     const attn__gradient_span *span = tile->span;
@@ -106,7 +106,7 @@ static void add_products(const backward_state *state, const backward_tile *tile)
     int64_t key = 0;
     for (int turn = 0;; turn ^= 1) {
         const backward_block *now = next_block(state, tile, &key, &blocks[turn]) ? &blocks[turn] : NULL;
-        backward_queue queue;
+        dot_queue queue;
         if (now == NULL && before == NULL) {
             break;
         }

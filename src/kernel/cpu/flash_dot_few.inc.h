@@ -80,13 +80,13 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
     tile->softmax_lines = lines * (16 - FEW_SHARE) / 16 / (FEW_KEYS / PAIR);
 }
 
-/* Rows of a vector of the first packed ones: 12 are 8, and 4 after them. */
-VEC_INLINE int few_pack_of(const int pack)
-{
-    return pack == 12 ? 8 : pack;
-}
-
 /* ---- S ------------------------------------------------------------------------------------------- */
+
+/* How many of `rows` packed rows share vectors from row `at` on: 8, then the last 4. */
+VEC_INLINE int few_pack_at(const int rows, const int at)
+{
+    return rows - at < 8 ? rows - at : 8;
+}
 
 /* S of the packed rows from `first` on. */
 static float *few_packed_scores(const dot_state *state, const few_tile *tile, int first)
@@ -143,9 +143,8 @@ VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, 
     }
     few_multiply_qk(&of);
     if (pack > 0) {
-        few_mask_packed(few_pack_of(pack), 0, state, tile);
-        if (pack == 12) {
-            few_mask_packed(4, 8, state, tile);
+        for (int at = 0; at < pack; at += 8) {
+            few_mask_packed(few_pack_at(pack, at), at, state, tile);
         }
         return;
     }
@@ -350,9 +349,9 @@ VEC_INLINE void few_span(const int n, const int pack, const dot_state *state, co
         few_look_ahead(state, &tile, &values);
         few_scores(n, pack, state, &tile);
         if (pack > 0) {
-            few_weights_packed(few_pack_of(pack), 0, pack, state, &tile);
-            if (pack == 12) {
-                few_weights_packed(4, 8, pack, state, &tile);
+            FLASH_UNROLL
+            for (int at = 0; at < pack; at += 8) {
+                few_weights_packed(few_pack_at(pack, at), at, pack, state, &tile);
             }
         } else {
             few_weights(n, state, &tile);
@@ -369,7 +368,7 @@ static bool few_suits(const attn__block *block)
 }
 
 /* max and sum of each of `pack` packed rows from `first` on, from their lanes to where rows have them. */
-VEC_INLINE void few_join_lanes(const int pack, const int first, const dot_state *state)
+static void few_join_lanes(int pack, int first, const dot_state *state)
 {
     float *max = state->max + 2 * first, *sum = state->sum + 2 * first;
     for (int lane = pack; lane < VEC_LANES; lane++) {
@@ -384,11 +383,8 @@ VEC_INLINE void few_spans(const int n, const int pack, const dot_state *state)
     for (int64_t i = 0; i < state->block->span_count; i++) {
         few_span(n, pack, state, &state->block->spans[i]);
     }
-    if (pack > 0) {
-        few_join_lanes(few_pack_of(pack), 0, state);
-    }
-    if (pack == 12) {
-        few_join_lanes(4, 8, state);
+    for (int at = 0; at < pack; at += 8) {
+        few_join_lanes(few_pack_at(pack, at), at, state);
     }
 }
 
