@@ -350,8 +350,10 @@ VEC_INLINE void few_span(const int n, const int pack, const dot_state *state, co
         few_scores(n, pack, state, &tile);
         if (pack > 0) {
             FLASH_UNROLL
-            for (int at = 0; at < pack; at += 8) {
-                few_weights_packed(few_pack_at(pack, at), at, pack, state, &tile);
+            for (int at = 0; at < VEC_LANES; at += 8) {
+                if (at < pack) {
+                    few_weights_packed(few_pack_at(pack, at), at, pack, state, &tile);
+                }
             }
         } else {
             few_weights(n, state, &tile);
