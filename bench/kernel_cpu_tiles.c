@@ -165,7 +165,7 @@ int main(int count, char **words)
     }
     round_times *times = calloc((size_t)rounds, sizeof *times);
     double *list = calloc((size_t)rounds, sizeof *list);
-    uint16_t *tiles = calloc(TILES, 1024);
+    uint16_t *tiles = aligned_alloc(64, TILES * 1024); /* a row of a tile is a line */
     if (times == NULL || list == NULL || tiles == NULL) {
         fprintf(stderr, "kernel_cpu_tiles: no memory for %lld rounds\n", (long long)rounds);
         return 1;
