@@ -36,13 +36,13 @@
     PAIR(6, 7, 2048, after_load)                                                                             \
     FOUR(gap) PAIR(6, 7, 4096, after_load) FOUR(gap) PAIR(4, 5, 6144, after_load) FOUR(gap)
 
-/* A step of fp32: six pairs of parts, each with an operand of the pair before (dot_amx.h). */
+/* What fp32 has for 32 dims: six pairs of parts, each with an operand of the pair before (dot_amx.h). */
 #define NEW_A(gap, after_load)                                                                               \
     LOAD(4, 0)                                                                                               \
     after_load PRODUCT(0, 4, 6) gap PRODUCT(1, 4, 7) gap LOAD(5, 1024) after_load PRODUCT(2, 5, 6)           \
         gap PRODUCT(3, 5, 7) gap
 #define NEW_B(gap, after_load) PAIR(6, 7, 2048, after_load) FOUR(gap)
-#define STEP(gap, after_load)                                                                                \
+#define DEPTH(gap, after_load)                                                                               \
     PAIR(6, 7, 4096, after_load)                                                                             \
     NEW_A(gap, after_load)                                                                                   \
     NEW_A(gap, after_load)                                                                                   \
@@ -72,8 +72,8 @@ LOOP(both_12, BOTH(NOPS(12), NOPS(12)))
 LOOP(both_24, BOTH(NOPS(24), NOPS(24)))
 LOOP(both_fma, BOTH(FMAS_12, FMAS_12))
 LOOP(both_then_fma, BOTH("", "") FMAS_240)
-LOOP(step, STEP("", ""))
-LOOP(step_10_5, STEP(NOPS(10), NOPS(5)))
+LOOP(depth, DEPTH("", ""))
+LOOP(depth_10_5, DEPTH(NOPS(10), NOPS(5)))
 LOOP(fmas, FMAS_240)
 LOOP(nops, NOPS(480))
 
@@ -95,8 +95,8 @@ static const struct {
     {"8 tile loads from L1", loads},
     {"  5 nop after each", loads_5},
     {"  10 nop after each", loads_10},
-    {"a step of fp32: 24 products, 14 loads", step},
-    {"  10 after a product, 5 after a load", step_10_5},
+    {"fp32, 32 deep: 24 products, 14 loads", depth},
+    {"  10 after a product, 5 after a load", depth_10_5},
     {"240 FMAs of 64 bytes", fmas},
     {"480 nop", nops},
 };

@@ -22,9 +22,10 @@
  * COST.  See docs/perf/cpu_amx.md, "Few rows, bf16".
  */
 enum {
-    FEW_ROWS = PANEL,        /* of a call; */
-    FEW_BYTES = 16 * 1024,   /* of K or V in a tile: both and S stay in L1 */
-    FEW_KEYS = ATTN__SQUARE, /* of a square of P */
+    FEW_PACK = VEC_LANES / 2, /* packed rows that share vectors, at most */
+    FEW_ROWS = PANEL,         /* of a call */
+    FEW_BYTES = 16 * 1024,    /* of K or V in a tile: both and S stay in L1 */
+    FEW_KEYS = ATTN__SQUARE,  /* of a square of P */
 };
 
 /* A tile, each of whose keys some row sees, those from whole_from to whole_to all rows; and what is asked for
@@ -82,10 +83,10 @@ static void few_look_ahead(const dot_state *state, few_tile *tile, few_ahead *va
 
 /* ---- S ------------------------------------------------------------------------------------------- */
 
-/* How many of `rows` packed rows share vectors from row `at` on: 8, then the last 4. */
+/* How many of `rows` packed rows share vectors from row `at` on: FEW_PACK, then what is left. */
 VEC_INLINE int few_pack_at(const int rows, const int at)
 {
-    return rows - at < 8 ? rows - at : 8;
+    return rows - at < FEW_PACK ? rows - at : FEW_PACK;
 }
 
 /* S of the packed rows from `first` on. */
@@ -143,7 +144,7 @@ VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, 
     }
     few_multiply_qk(&of);
     if (pack > 0) {
-        for (int at = 0; at < pack; at += 8) {
+        for (int at = 0; at < pack; at += FEW_PACK) {
             few_mask_packed(few_pack_at(pack, at), at, state, tile);
         }
         return;
@@ -349,8 +350,9 @@ VEC_INLINE void few_span(const int n, const int pack, const dot_state *state, co
         few_look_ahead(state, &tile, &values);
         few_scores(n, pack, state, &tile);
         if (pack > 0) {
+            /* clang unrolls only what ends at a number */
             FLASH_UNROLL
-            for (int at = 0; at < VEC_LANES; at += 8) {
+            for (int at = 0; at < VEC_LANES; at += FEW_PACK) {
                 if (at < pack) {
                     few_weights_packed(few_pack_at(pack, at), at, pack, state, &tile);
                 }
@@ -385,7 +387,7 @@ VEC_INLINE void few_spans(const int n, const int pack, const dot_state *state)
     for (int64_t i = 0; i < state->block->span_count; i++) {
         few_span(n, pack, state, &state->block->spans[i]);
     }
-    for (int at = 0; at < pack; at += 8) {
+    for (int at = 0; at < pack; at += FEW_PACK) {
         few_join_lanes(few_pack_at(pack, at), at, state);
     }
 }
