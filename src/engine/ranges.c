@@ -20,18 +20,24 @@
 
 #include "engine/backward.h"
 
-/* Shorter ranges read and pack the queries too often: at 480 keys that is some percent of the products. */
-enum { RANGE_LEAST = 480, RANGE_STEP = 96 /* whole key tiles of the kernels */ };
+/* Short ranges read and pack the queries often: at 512 keys that is some percent of the products. */
+enum { RANGE_KEYS = 640, RANGE_STEP = 32 /* whole blocks of the kernels */ };
 
 /* Items wanted in a sequence: enough for many threads to end together. */
 enum { ITEMS = 64 };
 
+/* The longest range of a sequence with up to `keys` keys. */
+static int64_t longest(const attn_plan *plan, int64_t keys)
+{
+    const int64_t wanted = attn__ceil_div(keys * plan->problem.heads_kv, ITEMS);
+    const int64_t most = attn__max(1, plan->kernel->backward_tile_k(&plan->shape));
+    return attn__min(most, attn__max(RANGE_KEYS, attn__ceil_div(wanted, RANGE_STEP) * RANGE_STEP));
+}
+
 int64_t attn__range_keys(const attn_plan *plan, int64_t keys)
 {
-    int64_t most = attn__max(1, plan->kernel->backward_tile_k(&plan->shape));
-    int64_t even = attn__ceil_div(keys * plan->problem.heads_kv, ITEMS);
-    even = attn__max(RANGE_LEAST, attn__ceil_div(even, RANGE_STEP) * RANGE_STEP);
-    return attn__min(most, even);
+    const int64_t most = longest(plan, keys), count = attn__max(1, attn__ceil_div(keys, most));
+    return attn__min(most, attn__max(1, attn__ceil_div(keys, count * RANGE_STEP)) * RANGE_STEP);
 }
 
 int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s)
@@ -41,14 +47,14 @@ int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s)
 
 int64_t attn__ranges_most(const attn_plan *plan)
 {
-    return attn__ceil_div(plan->problem.tokens_kv, attn__range_keys(plan, 0));
+    return attn__ceil_div(plan->problem.tokens_kv, longest(plan, 0));
 }
 
 /* dK and dV of a range, a tile of dQ, where they cannot be summed in their place. */
 int64_t attn__range_space(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
-    int64_t keys = attn__min(p->tokens_kv, attn__range_keys(plan, p->tokens_kv));
+    int64_t keys = attn__min(p->tokens_kv, longest(plan, p->tokens_kv));
     return attn__aligned((int64_t)plan->kernel->backward_scratch(&plan->shape)) +
            attn__aligned(keys * p->dim_qk * (int64_t)sizeof(float)) +
            attn__aligned(keys * p->dim_v * (int64_t)sizeof(float)) +
@@ -153,7 +159,7 @@ static item item_at(attn__backward *b, int64_t number)
     t.count = attn__min(size, t.s.kv_count - t.first);
     t.sees = tiles_of(b, &t.s, low);
     t.before = low > 0 ? tiles_of(b, &t.s, low - 1) : (tiles){0, 0};
-    int64_t keys = attn__min(p->tokens_kv, attn__range_keys(b->plan, p->tokens_kv));
+    int64_t keys = attn__min(p->tokens_kv, longest(b->plan, p->tokens_kv));
     char *space = b->threads + attn__thread() * b->plan->space.thread;
     t.scratch = attn__take(&space, (int64_t)b->plan->kernel->backward_scratch(&b->plan->shape));
     t.dk = attn__take(&space, keys * p->dim_qk * (int64_t)sizeof(float));
