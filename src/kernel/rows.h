@@ -22,6 +22,7 @@ static inline const void *attn__element(const void *array, attn_dtype dtype, int
  * Both lie in squares of 32 x 32, those along the depth side by side.  Element (row, k) of part i of A is
  * a[i * a_part + (row / 32) * a_band + (k / 32) * 1024 + (row % 32) * 32 + k % 32].  B has its depth in
  * pairs: (k, col) of part j is b[j * b_part + (col / 32) * b_band + (k / 2) * 64 + (col % 32) * 2 + k % 2].
+ * C has its columns 16 at a time, c_half apart, 32 of them side by side: attn__dot_sum_place().
  * Distances in elements; rows % 16 = cols % 32 = depth % 32 = 0.
  */
 typedef struct attn__dot {
@@ -29,7 +30,7 @@ typedef struct attn__dot {
     int64_t a_band, a_part, b_band, b_part;
     int a_parts, b_parts; /* 1 to 3 */
     float *c;
-    int64_t c_row;
+    int64_t c_band, c_row, c_half; /* from 32 rows, one row, 16 of 32 columns to the next */
     int64_t rows, cols, depth;
     bool add; /* to what C holds */
 } attn__dot;
@@ -41,6 +42,13 @@ static inline int64_t attn__dot_place(int64_t row, int64_t k, int64_t a_band)
 {
     return row / ATTN__SQUARE * a_band + k / ATTN__SQUARE * ATTN__SQUARE * ATTN__SQUARE +
            row % ATTN__SQUARE * ATTN__SQUARE + k % ATTN__SQUARE;
+}
+
+/* Where element (row, col) of C lies. */
+static inline int64_t attn__dot_sum_place(const attn__dot *dot, int64_t row, int64_t col)
+{
+    return row / ATTN__SQUARE * dot->c_band + row % ATTN__SQUARE * dot->c_row +
+           col / ATTN__SQUARE * ATTN__SQUARE + col % ATTN__SQUARE / 16 * dot->c_half + col % 16;
 }
 
 /* Pieces of one instance of the flash template; all NULL where the build has no such instance. */

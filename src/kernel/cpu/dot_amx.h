@@ -11,7 +11,8 @@
  * (Intel SDM, TDPBF16PS).  Subnormal inputs and results count as 0.
  *
  * COST.  16 cycles a tile product (16384 FLOPs), 8 for the lines of a tile that is loaded; more beside a busy
- * hyperthread, see DOT_APART.
+ * hyperthread, see DOT_APART.  A passes once where B is read again for each 32 rows: its loads say so, and
+ * leave the first-level cache to B and to what the vectors work on.
  *
  * Include it after dot_few.h, inside a region compiled for "amx-tile,amx-bf16".
  */
@@ -38,6 +39,11 @@ enum { DOT_A_ROW = sizeof(uint16_t) * ATTN__SQUARE, DOT_B_ROW = 2 * DOT_A_ROW };
         _tile_loadd(tile, from, row);                                                                        \
         DOT_APART(5);                                                                                        \
     } while (0)
+#define DOT_LOAD_A(tile, from)                                                                               \
+    do {                                                                                                     \
+        _tile_stream_loadd(tile, from, DOT_A_ROW);                                                           \
+        DOT_APART(5);                                                                                        \
+    } while (0)
 #define DOT_MULTIPLY(c, a, b)                                                                                \
     do {                                                                                                     \
         _tile_dpbf16ps(c, a, b);                                                                             \
@@ -60,7 +66,7 @@ static void dot_end(void)
 
 /* Pairs of parts in an order in which each shares an operand with the one before and the largest is the last.
  */
-enum { DOT_PAIRS = 6 };
+enum { DOT_PAIRS = 6, DOT_ALL_PAIRS = (1 << DOT_PAIRS) - 1 };
 static const int dot_part_a[DOT_PAIRS] = {2, 1, 1, 0, 0, 0}, dot_part_b[DOT_PAIRS] = {0, 0, 1, 1, 2, 0};
 
 /* The pairs that a product has, as bits. */
@@ -80,6 +86,7 @@ typedef struct dot_cursor {
     int held_a, held_b;    /* parts in tiles 4 to 7, or -1 */
     float *full;           /* C of the block before, still in tiles 0 to 3, or NULL */
     size_t full_row;       /* bytes */
+    int64_t full_half;     /* elements */
     bool full_two;
 } dot_cursor;
 
@@ -136,22 +143,23 @@ VEC_INLINE void dot_begin_block(dot_cursor *at, const uint16_t *a, const uint16_
     const attn__dot *dot = at->dot;
     const size_t c_row = sizeof *dot->c * (size_t)dot->c_row;
     const int64_t below = TILE_ROWS * dot->c_row, full_below = DOT_BELOW(at);
-    float *c = dot->c + at->row * dot->c_row + at->col;
-    DOT_LOAD(4, a, DOT_A_ROW);
+    const int64_t half = dot->c_half, full_half = at->full_half;
+    float *c = dot->c + attn__dot_sum_place(dot, at->row, at->col);
+    DOT_LOAD_A(4, a);
     DOT_LOAD(6, b, DOT_B_ROW);
     DOT_TURN(0, 0, 0);
     DOT_MULTIPLY(0, 4, 6);
     DOT_LOAD(7, b + TILE_DEPTH, DOT_B_ROW);
-    DOT_TURN(1, TILE_ROWS, TILE_ROWS);
+    DOT_TURN(1, half, full_half);
     DOT_MULTIPLY(1, 4, 7);
     if (two) {
-        DOT_LOAD(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
+        DOT_LOAD_A(5, a + TILE_ROWS * ATTN__SQUARE);
     }
     DOT_TURN(2, below, full_below);
     if (two) {
         DOT_MULTIPLY(2, 5, 6);
     }
-    DOT_TURN(3, below + TILE_ROWS, full_below + TILE_ROWS);
+    DOT_TURN(3, below + half, full_below + full_half);
     if (two) {
         DOT_MULTIPLY(3, 5, 7);
     }
@@ -166,10 +174,10 @@ static void dot_empty(dot_cursor *at)
     }
     float *below = at->full + DOT_BELOW(at);
     _tile_stored(0, at->full, at->full_row);
-    _tile_stored(1, at->full + TILE_ROWS, at->full_row);
+    _tile_stored(1, at->full + at->full_half, at->full_row);
     if (at->full_two) {
         _tile_stored(2, below, at->full_row);
-        _tile_stored(3, below + TILE_ROWS, at->full_row);
+        _tile_stored(3, below + at->full_half, at->full_row);
     }
     at->full = NULL;
 }
@@ -178,7 +186,7 @@ static void dot_empty(dot_cursor *at)
 VEC_INLINE void dot_go_on(bool new_a, bool new_b, const uint16_t *a, const uint16_t *b, bool two)
 {
     if (new_a) {
-        DOT_LOAD(4, a, DOT_A_ROW);
+        DOT_LOAD_A(4, a);
     }
     if (new_b) {
         DOT_LOAD(6, b, DOT_B_ROW);
@@ -188,7 +196,7 @@ VEC_INLINE void dot_go_on(bool new_a, bool new_b, const uint16_t *a, const uint1
     DOT_MULTIPLY(1, 4, 7);
     if (two) {
         if (new_a) {
-            DOT_LOAD(5, a + TILE_ROWS * ATTN__SQUARE, DOT_A_ROW);
+            DOT_LOAD_A(5, a + TILE_ROWS * ATTN__SQUARE);
         }
         DOT_MULTIPLY(2, 5, 6);
         DOT_MULTIPLY(3, 5, 7);
@@ -205,8 +213,9 @@ VEC_INLINE void dot_move(dot_cursor *at, bool two)
         at->b += ATTN__SQUARE * ATTN__SQUARE;
         return;
     }
-    at->full = dot->c + at->row * dot->c_row + at->col;
+    at->full = dot->c + attn__dot_sum_place(dot, at->row, at->col);
     at->full_row = sizeof *at->full * (size_t)dot->c_row;
+    at->full_half = dot->c_half;
     at->full_two = two;
     at->k = 0;
     at->col += 2 * TILE_ROWS;
@@ -259,12 +268,40 @@ VEC_INLINE bool dot_step(const bool one, dot_cursor *at)
     return true;
 }
 
+/*
+ * The next step or, where none of six at one depth was made yet, all of them, without a branch: for when the
+ * vectors have little to do.  Returns the steps, at least 1.
+ */
+static int64_t dot_stride(dot_cursor *at)
+{
+    const attn__dot *dot = at->dot;
+    if (dot == at->end || at->left != DOT_ALL_PAIRS || dot->rows - at->row <= TILE_ROWS) {
+        (void)dot_step(false, at);
+        return 1;
+    }
+    const uint16_t *a = at->a, *b = at->b, *a1 = a + dot->a_part, *b1 = b + dot->b_part;
+    if (at->k == 0) {
+        dot_begin_block(at, a1 + dot->a_part, b, true);
+    } else {
+        dot_go_on(true, true, a1 + dot->a_part, b, true);
+    }
+    dot_go_on(true, false, a1, b, true);
+    dot_go_on(false, true, a1, b1, true);
+    dot_go_on(true, false, a, b1, true);
+    dot_go_on(false, true, a, b1 + dot->b_part, true);
+    dot_go_on(false, true, a, b, true);
+    dot_move(at, true);
+    return DOT_PAIRS;
+}
+
 /* What is left of the products. */
 static void dot_finish(dot_cursor *at)
 {
     DOT_FENCE();
-    while (dot_step(false, at)) {
+    while (at->dot < at->end) {
+        dot_stride(at);
     }
+    dot_empty(at);
     DOT_FENCE();
 }
 

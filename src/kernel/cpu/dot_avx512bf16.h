@@ -51,7 +51,7 @@ static void dot_rows(const attn__dot *dot, const uint16_t *a, const uint16_t *b,
     FLASH_UNROLL
     for (int i = 0; i < DOT_ROWS; i++) {
         acc[i][0] = dot->add ? vec_load(c + i * dot->c_row) : vec_set(0.0f);
-        acc[i][1] = dot->add ? vec_load(c + i * dot->c_row + VEC_LANES) : vec_set(0.0f);
+        acc[i][1] = dot->add ? vec_load(c + i * dot->c_row + dot->c_half) : vec_set(0.0f);
     }
     for (int sum = DOT_PARTS - 1; sum >= 0; sum--) {
         for (int i = sum < dot->b_parts ? 0 : sum - dot->b_parts + 1; i <= sum && i < dot->a_parts; i++) {
@@ -61,7 +61,7 @@ static void dot_rows(const attn__dot *dot, const uint16_t *a, const uint16_t *b,
     FLASH_UNROLL
     for (int i = 0; i < DOT_ROWS; i++) {
         vec_store(c + i * dot->c_row, acc[i][0]);
-        vec_store(c + i * dot->c_row + VEC_LANES, acc[i][1]);
+        vec_store(c + i * dot->c_row + dot->c_half, acc[i][1]);
     }
 }
 
@@ -95,13 +95,21 @@ static bool dot_step(bool one, dot_cursor *at)
     }
     const attn__dot *dot = at->dot;
     dot_rows(dot, dot->a + attn__dot_place(at->row, 0, dot->a_band),
-             dot->b + at->col / ATTN__SQUARE * dot->b_band, dot->c + at->row * dot->c_row + at->col);
+             dot->b + at->col / ATTN__SQUARE * dot->b_band,
+             dot->c + attn__dot_sum_place(dot, at->row, at->col));
     at->col += 2 * VEC_LANES;
     if (at->col >= dot->cols) {
         at->col = 0;
         at->row += DOT_ROWS;
     }
     return true;
+}
+
+/* The next step, as in dot_amx.h. */
+static int64_t dot_stride(dot_cursor *at)
+{
+    (void)dot_step(false, at);
+    return 1;
 }
 
 /* What is left of the products. */

@@ -67,25 +67,39 @@ VEC_INLINE __m512i dot_upper_row(vec x, vec y)
     return _mm512_permutex2var_epi16(_mm512_castps_si512(x), odd, _mm512_castps_si512(y));
 }
 
+/* The lanes of x that are infinite or NaN. */
+VEC_INLINE vec_mask dot_odd(vec x)
+{
+    return _mm512_fpclass_ps_mask(x, 0x01 | 0x08 | 0x10 | 0x80);
+}
+
+/* The parts of 32 fp32 as rows at a, a + a_part, ... */
+VEC_INLINE void dot_split_32(const int parts, uint16_t *a, int64_t a_part, vec x, vec y)
+{
+    const vec_mask odd_x = dot_odd(x), odd_y = dot_odd(y);
+    const bool odd = (odd_x | odd_y) != 0;
+    for (int i = 0; i < parts; i++) {
+        _mm512_storeu_si512(a + i * a_part, dot_upper_row(x, y));
+        x = vec_sub(x, dot_upper(x));
+        y = vec_sub(y, dot_upper(y));
+        if (odd) {
+            x = vec_select(odd_x, vec_set(0.0f), x);
+            y = vec_select(odd_y, vec_set(0.0f), y);
+        }
+    }
+}
+
 /* The parts of `count` dense fp32 as rows at a, a + a_part, ..., each 32 elements `step` after the 32 before;
  * zeros up to `padded`, a multiple of 32. */
 static void dot_split(const int parts, uint16_t *a, int64_t a_part, int64_t step, const float *x,
                       int64_t count, int64_t padded)
 {
-    const vec zero = vec_set(0.0f), most = vec_set(0x1.fffffep127f);
-    for (int64_t d = 0; d < padded; d += PAIR_LANES, a += step) {
-        vec rest[2];
-        vec_mask finite[2];
-        FLASH_UNROLL
-        for (int half = 0; half < 2; half++) {
-            rest[half] = dot_load_part(x, count, d + half * VEC_LANES);
-            finite[half] = _mm512_cmp_ps_mask(_mm512_abs_ps(rest[half]), most, _CMP_LE_OQ);
-        }
-        for (int i = 0; i < parts; i++) {
-            _mm512_storeu_si512(a + i * a_part, dot_upper_row(rest[0], rest[1]));
-            rest[0] = vec_select(finite[0], vec_sub(rest[0], dot_upper(rest[0])), zero);
-            rest[1] = vec_select(finite[1], vec_sub(rest[1], dot_upper(rest[1])), zero);
-        }
+    int64_t d = 0;
+    for (; d + PAIR_LANES <= count; d += PAIR_LANES, a += step) {
+        dot_split_32(parts, a, a_part, vec_load(x + d), vec_load(x + d + VEC_LANES));
+    }
+    for (; d < padded; d += PAIR_LANES, a += step) {
+        dot_split_32(parts, a, a_part, dot_load_part(x, count, d), dot_load_part(x, count, d + VEC_LANES));
     }
 }
 
@@ -131,6 +145,16 @@ VEC_INLINE void dot_split_pairs(const int parts, uint16_t *b, int64_t b_part, co
     for (int64_t d = 0; d < padded; d += VEC_LANES) {
         dot_store_pairs(parts, b + PAIR * d, b_part, dot_load_part(x, count, d), dot_load_part(y, count, d));
     }
+}
+
+/* Two rows of A, 32 bf16 each, as a row of B. */
+VEC_INLINE void dot_store_rows(uint16_t *b, __m512i x, __m512i y)
+{
+    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
+                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(VEC_LANES));
+    _mm512_storeu_si512(b, _mm512_permutex2var_epi16(x, low, y));
+    _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
 }
 
 /* Two rows of B: rows x and y of bf16, `cols` long, a multiple of 16.  Returns whether all is finite. */

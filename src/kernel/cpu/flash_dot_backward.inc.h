@@ -35,8 +35,7 @@ typedef struct backward_task {
     int64_t panel;
     flash_band band;
     int64_t from, to, whole_from, whole_to, begin, end;
-    float *scores, *slopes; /* of the tile's first key, as all here */
-    uint16_t *pairs;
+    uint16_t *pairs; /* of the tile's first key */
 } backward_task;
 
 /* ---- P and dS ------------------------------------------------------------------------------------- */
@@ -57,16 +56,6 @@ VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *s
         vec_mul(*weight, vec_fma(vec_load(slopes), lanes->scale, vec_sub(vec_set(0.0f), lanes->delta[half])));
 }
 
-/* Rows x and y of A as a row of B. */
-VEC_INLINE void store_pairs(uint16_t *b, __m512i x, __m512i y)
-{
-    const __m512i low = _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7,
-                                         38, 6, 37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
-    const __m512i high = _mm512_or_si512(low, _mm512_set1_epi16(VEC_LANES));
-    _mm512_storeu_si512(b, _mm512_permutex2var_epi16(x, low, y));
-    _mm512_storeu_si512(b + PAIR_LANES, _mm512_permutex2var_epi16(x, high, y));
-}
-
 /*
  * P or dS of two keys, x[key][half], as rows of A, `a` of the first, and if b is not NULL as a row of B too.
  * One part is rounded.  More are cut, and a row of them has queries of both halves in turn: 0, 16, 1, 17,
@@ -81,7 +70,7 @@ VEC_INLINE void store_weights(const int parts, vec x[PAIR][2], uint16_t *a, int6
         _mm512_storeu_si512(a, row[0]);
         _mm512_storeu_si512(a + BLOCK, row[1]);
         if (b != NULL) {
-            store_pairs(b, row[0], row[1]);
+            dot_store_rows(b, row[0], row[1]);
         }
         return;
     }
@@ -106,28 +95,28 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
                            const backward_lanes *lanes, const backward_task *task, int64_t position,
                            int64_t j, dot_queue *queue)
 {
-    const int64_t keys = state->tile_k, a_part = keys * state->lanes, lane = task->panel * PANEL;
-    const int64_t to = attn__dot_place(j, lane, BLOCK * state->lanes);
+    const int64_t keys = state->tile_k, a_part = PAIR * state->array;
+    float *scores = cells_of(state, 0, j, 0, task->panel);
     vec weight[PAIR][2], slope[PAIR][2];
     FLASH_UNROLL
     for (int i = 0; i < PAIR; i++) {
-        const int64_t at = (j + i) * PANEL;
         take_share(parts, queue);
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
-            const int64_t first = half * VEC_LANES;
-            weigh_back(lanes, half, task->scores + at + first, task->slopes + at + first, &weight[i][half],
-                       &slope[i][half]);
+            const float *at = scores + i * VEC_LANES + half * state->half;
+            weigh_back(lanes, half, at, at + state->array, &weight[i][half], &slope[i][half]);
             if (masked) {
-                const vec_mask seen =
-                    j + i < task->to ? visible(&task->band, position + j + i, first) : vec_between(0, 0);
+                const vec_mask seen = j + i < task->to
+                                          ? visible(&task->band, position + j + i, half * VEC_LANES)
+                                          : vec_between(0, 0);
                 weight[i][half] = vec_select(seen, weight[i][half], vec_set(0.0f));
                 slope[i][half] = vec_select(seen, slope[i][half], vec_set(0.0f));
             }
         }
     }
-    store_weights(parts, weight, state->p + to, a_part, NULL, 0);
-    store_weights(parts, slope, state->ds + to, a_part, task->pairs + j * PANEL, keys * PANEL);
+    store_weights(parts, weight, (uint16_t *)scores, a_part, NULL, 0);
+    store_weights(parts, slope, (uint16_t *)(scores + state->half), a_part, task->pairs + j * PANEL,
+                  keys * PANEL);
 }
 
 /* P and dS of a panel; the queue's steps spread evenly between. */
@@ -155,11 +144,8 @@ static backward_task task_of(const backward_state *state, int64_t panel, const b
     const attn__gradient *g = state->gradient;
     const int64_t turn = panel % 2 * state->tile_k * PANEL, row = g->first + panel * PANEL;
     const int64_t last = attn__min(row + PANEL, g->first + g->count) - 1;
-    backward_task task = {.panel = panel,
-                          .band = {row, g->lo, g->hi},
-                          .scores = state->scores + turn,
-                          .slopes = state->slopes + turn,
-                          .pairs = state->pairs + turn * state->weight_parts};
+    backward_task task = {
+        .panel = panel, .band = {row, g->lo, g->hi}, .pairs = state->pairs + turn * state->weight_parts};
     task.from = attn__min(tile->count, attn__max(0, row + g->lo - tile->first));
     task.to = attn__max(task.from, attn__min(tile->count, last + g->hi + 1 - tile->first));
     task.whole_from = attn__min(task.to, attn__max(task.from, last + g->lo - tile->first));
@@ -169,9 +155,9 @@ static backward_task task_of(const backward_state *state, int64_t panel, const b
     return task;
 }
 
-/* S^T (rows: K, turned: Q^T) or dP^T (V, dO^T) of a task. */
-static attn__dot scores_dot(const backward_state *state, const backward_task *task, const uint16_t *rows,
-                            const uint16_t *turned, int64_t depth, float *c)
+/* S^T (array 0, rows: K, turned: Q^T) or dP^T (1, V, dO^T) of a task. */
+static attn__dot scores_dot(const backward_state *state, const backward_task *task, int64_t array,
+                            const uint16_t *rows, const uint16_t *turned, int64_t depth)
 {
     return (attn__dot){.a = rows + task->begin * depth,
                        .a_band = BLOCK * depth,
@@ -180,8 +166,10 @@ static attn__dot scores_dot(const backward_state *state, const backward_task *ta
                        .b = turned + task->panel * state->parts * depth * PANEL,
                        .b_part = depth * PANEL,
                        .b_parts = state->parts,
-                       .c = c + task->begin * PANEL,
-                       .c_row = PANEL,
+                       .c = cells_of(state, array, task->begin, 0, task->panel),
+                       .c_band = state->band,
+                       .c_row = VEC_LANES,
+                       .c_half = state->half,
                        .rows = task->end - task->begin,
                        .cols = PANEL,
                        .depth = depth};
@@ -212,7 +200,9 @@ static attn__dot queries_dot(const backward_state *state, const backward_task *t
                        .b_part = keys * PANEL,
                        .b_parts = state->weight_parts,
                        .c = queries_sums(state, task),
+                       .c_band = PANEL * PANEL,
                        .c_row = PANEL,
+                       .c_half = VEC_LANES,
                        .rows = adds_queries(state, task) ? qk : 0,
                        .cols = PANEL,
                        .depth = task->end - task->begin,
@@ -227,8 +217,8 @@ static void fill_queue(const backward_state *state, const backward_task *done, c
     queue->dots[0] = before != NULL ? queries_dot(state, before) : nothing;
     queue->dots[1] = queue->dots[2] = nothing;
     if (next != NULL) {
-        queue->dots[1] = scores_dot(state, next, state->k, state->qt, state->pad_qk, next->scores);
-        queue->dots[2] = scores_dot(state, next, state->v, state->dt, state->pad_v, next->slopes);
+        queue->dots[1] = scores_dot(state, next, 0, state->k, state->qt, state->pad_qk);
+        queue->dots[2] = scores_dot(state, next, 1, state->v, state->dt, state->pad_v);
     }
     start_queue(queue, 3,
                 (done != NULL ? state->pad_qk / JOIN_ROWS : 0) + (now != NULL ? now->end - now->begin : 0));

@@ -33,20 +33,22 @@ static bool next_block(const backward_state *state, const backward_tile *tile, i
     return false;
 }
 
-/* W^T X for a block. */
-static attn__dot keys_dot(const backward_state *state, const backward_block *block, const uint16_t *weights,
+/* P^T dO (half 0) or dS^T Q (1) of a block. */
+static attn__dot keys_dot(const backward_state *state, const backward_block *block, int64_t half,
                           const uint16_t *strips, int64_t pad, float *c)
 {
-    return (attn__dot){.a = weights + block->key * state->lanes + attn__dot_place(0, block->from * PANEL, 0),
-                       .a_band = BLOCK * state->lanes,
-                       .a_part = state->tile_k * state->lanes,
+    return (attn__dot){.a = (const uint16_t *)cells_of(state, 0, block->key, half, block->from),
+                       .a_band = PAIR * state->band,
+                       .a_part = PAIR * state->array,
                        .a_parts = state->weight_parts,
                        .b = strips + block->from * PANEL * PANEL,
                        .b_band = state->parts * state->lanes * PANEL,
                        .b_part = state->lanes * PANEL,
                        .b_parts = state->parts,
                        .c = c,
+                       .c_band = BLOCK * pad,
                        .c_row = pad,
+                       .c_half = VEC_LANES,
                        .rows = BLOCK,
                        .cols = pad,
                        .depth = (block->to - block->from) * PANEL};
@@ -59,10 +61,10 @@ static void queue_block(const backward_state *state, const backward_tile *tile, 
     const int64_t qk = state->pad_qk, v = state->pad_v;
     int products = 0;
     if (block != NULL && tile->dv != NULL) {
-        queue->dots[products++] = keys_dot(state, block, state->p, state->dout, v, sums + BLOCK * qk);
+        queue->dots[products++] = keys_dot(state, block, 0, state->dout, v, sums + BLOCK * qk);
     }
     if (block != NULL && tile->dk != NULL) {
-        queue->dots[products++] = keys_dot(state, block, state->ds, state->q, qk, sums);
+        queue->dots[products++] = keys_dot(state, block, 1, state->q, qk, sums);
     }
     start_queue(queue, products, 2 * BLOCK);
 }
@@ -72,7 +74,7 @@ static void add_sums(float *out, int64_t token, const float *sums, int64_t sum_r
                      dot_queue *queue)
 {
     for (int64_t i = 0; i < rows; i++, out += token, sums += sum_row) {
-        take_share(WEIGHT_PARTS, queue);
+        take_strides(queue);
         for (int64_t d = 0; d < dim; d += VEC_LANES) {
             const vec_mask real = vec_between(0, (int32_t)attn__min(VEC_LANES, dim - d));
             const vec sum = vec_add(_mm512_maskz_loadu_ps(real, out + d), vec_load(sums + d));

@@ -12,31 +12,44 @@ enum {
     BACK_Q = 256,                   /* queries of a call, at most */
     BACK_K = 128,                   /* keys of a tile, at most */
     BACK_QUERY_BYTES = 1024 * 1024, /* packed queries of a call, and their dQ */
-    BACK_KEY_BYTES = 160 * 1024,    /* packed keys of a tile */
+    BACK_KEY_BYTES = 224 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024,      /* K, V, dK and dV of a range of keys: L2 and L3 */
 };
 
 typedef struct backward_state {
     const attn__gradient *gradient;
-    int parts;              /* of the inputs */
-    int weight_parts;       /* of P and dS */
-    int64_t panels, lanes;  /* lanes = panels * PANEL */
-    int64_t pad_qk, pad_v;  /* dims, up to a multiple of 32 */
-    int64_t tile_k;         /* keys of a tile, at most: a multiple of BLOCK */
-    bool finite;            /* Q and dO are */
-    uint16_t *qt, *dt;      /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
-    uint16_t *q, *dout;     /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
-    float *dqt;             /* dQ^T: [panel][dim][PANEL] */
-    float *lse, *delta;     /* [lane]; lse as a power of 2 */
-    uint16_t *k, *v;        /* [part], tile_k keys by dim in squares */
-    uint16_t *kt;           /* K^T: [part], dim by tile_k keys in squares */
-    uint16_t *p, *ds;       /* P^T, dS^T: [part], tile_k keys by lane in squares */
-    uint16_t *pairs;        /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
-    float *scores, *slopes; /* S^T, dP^T of two panels in turn: [2][tile_k][PANEL] */
+    int parts;             /* of the inputs */
+    int weight_parts;      /* of P and dS */
+    int64_t panels, lanes; /* lanes = panels * PANEL */
+    int64_t pad_qk, pad_v; /* dims, up to a multiple of 32 */
+    int64_t tile_k;        /* keys of a tile, at most: a multiple of BLOCK */
+    bool finite;           /* Q and dO are */
+    uint16_t *qt, *dt;     /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
+    uint16_t *q, *dout;    /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
+    float *dqt;            /* dQ^T: [panel][dim][PANEL] */
+    float *lse, *delta;    /* [lane]; lse as a power of 2 */
+    uint16_t *k, *v;       /* [part], tile_k keys by dim in squares */
+    uint16_t *kt;          /* K^T: [part], dim by tile_k keys in squares */
+    float *cells;          /* S^T and dP^T, then P^T and dS^T, of a tile */
+    int64_t array, band;   /* floats of cells from one to the next, see cells_of() */
+    int64_t half;          /* likewise */
+    uint16_t *pairs;       /* dS^T of two panels in turn: [2][part][tile_k / 2][2 * PANEL] */
     float *sums;    /* two products on their way to fp32 sums: [dim][PANEL], or dK and dV: [BLOCK][dim] */
     uint16_t *rows; /* [part], 32 rows by dim in squares: before they are turned */
     float *wide;    /* rows as fp32: k and v, then q and dO, of one cell */
 } backward_state;
+
+/*
+ * Cells lie as [array][BLOCK keys][half of a panel][panel][BLOCK][VEC_LANES] floats: arrays 0 and 1 are S^T
+ * and dP^T.  As bf16 a square of these is BLOCK keys by PANEL queries of A: part n of P^T takes the place of
+ * the first halves of array n, part n of dS^T that of the second.  So they are written to lines that were
+ * just read, but for the third parts, and not to others, which would have to come from L2 first.
+ */
+static float *cells_of(const backward_state *state, int64_t array, int64_t key, int64_t half, int64_t panel)
+{
+    return state->cells + array * state->array + key / BLOCK * state->band + half * state->half +
+           (panel * BLOCK + key % BLOCK) * VEC_LANES;
+}
 
 /* Some keys, their values, and where their gradients go. */
 typedef struct backward_tile {
@@ -90,11 +103,11 @@ static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype
     state->k = take_bf16(scratch, &used, parts * keys * qk);
     state->v = take_bf16(scratch, &used, parts * keys * v);
     state->kt = take_bf16(scratch, &used, parts * keys * qk);
-    state->p = take_bf16(scratch, &used, weight_parts * keys * lanes);
-    state->ds = take_bf16(scratch, &used, weight_parts * keys * lanes);
+    state->half = lanes * VEC_LANES;
+    state->band = lanes * BLOCK;
+    state->array = lanes * keys;
+    state->cells = take(scratch, &used, attn__max(2, weight_parts) * state->array);
     state->pairs = take_bf16(scratch, &used, 2 * weight_parts * keys * PANEL);
-    state->scores = take(scratch, &used, 2 * keys * PANEL);
-    state->slopes = take(scratch, &used, 2 * keys * PANEL);
     state->sums = take(scratch, &used, 2 * BLOCK * (qk + v));
     state->rows = take_bf16(scratch, &used, parts * PANEL * attn__max(qk, v));
     state->wide = take(scratch, &used, 2 * (qk + v));
@@ -143,7 +156,8 @@ static void turn_panel(const backward_state *state, int64_t panel, uint16_t *tra
                 strips + ((d / PAIR_LANES * state->parts + part) * state->lanes + panel * PANEL) * PANEL;
             for (int64_t i = 0; i < VEC_LANES; i++) { /* as store_weights has the queries */
                 const uint16_t *first = from + i * (one ? PAIR : 1) * PANEL;
-                dot_pair_rows(strip + i * PAIR * PANEL, first, first + (one ? 1 : VEC_LANES) * PANEL, PANEL);
+                dot_store_rows(strip + i * PAIR * PANEL, _mm512_loadu_si512(first),
+                               _mm512_loadu_si512(first + (one ? 1 : VEC_LANES) * PANEL));
             }
         }
     }
@@ -198,7 +212,8 @@ static void turn_keys(const backward_state *state, int64_t rows)
             for (int64_t d = 0; d < pad; d += PAIR_LANES, from += SQUARE) {
                 uint16_t *square = to + attn__dot_place(d, j, BLOCK * keys);
                 for (int64_t i = 0; i < BLOCK; i += PAIR) {
-                    dot_pair_rows(state->rows + i * PANEL, from + i * BLOCK, from + (i + 1) * BLOCK, PANEL);
+                    dot_store_rows(state->rows + i * PANEL, _mm512_loadu_si512(from + i * BLOCK),
+                                   _mm512_loadu_si512(from + (i + 1) * BLOCK));
                 }
                 dot_transpose(square, BLOCK, state->rows, PAIR * PANEL);
                 dot_transpose(square + SQUARE / 2, BLOCK, state->rows + PAIR_LANES, PAIR * PANEL);

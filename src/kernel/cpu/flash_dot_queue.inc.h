@@ -35,6 +35,14 @@ VEC_INLINE void take_share(const int parts, dot_queue *queue)
     }
 }
 
+/* The same in strides: for vectors that have little to do. */
+static void take_strides(dot_queue *queue)
+{
+    for (queue->due += queue->steps; queue->due >= queue->shares;) {
+        queue->due -= queue->shares * dot_stride(&queue->at);
+    }
+}
+
 /* to = to * fade + sums, [rows][PANEL], which were summed apart in several parts; rows % JOIN_ROWS = 0. */
 VEC_INLINE void join_sums(float *to, vec fade0, vec fade1, const float *sums, int64_t rows, dot_queue *queue)
 {
