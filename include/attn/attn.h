@@ -368,8 +368,10 @@ ATTN_API double attn_peak_flops(const char *kernel, int threads, double seconds)
 
 /*
  * Computes the plan's problem.  workspace: attn_plan_workspace() bytes, the caller's, contents undefined
- * before and after.  Runs `resident` workers at a time, then merges; with a spool, finished tasks found there
- * are not computed again.  On failure the output is undefined, and the spool keeps what is finished.
+ * before and after; on Linux, huge pages under it (madvise) make tile kernels up to 4 % faster, and
+ * attn_forward() and attn_backward() ask for them.  Runs `resident` workers at a time, then merges; with a
+ * spool, finished tasks found there are not computed again.  On failure the output is undefined, and the
+ * spool keeps what is finished.
  *
  * On a GPU, with options.in_memory, it enqueues kernels on io->stream and returns: it waits for nothing and
  * may be captured into a graph.  The first execute of a kernel loads it, which takes some milliseconds.
