@@ -4,6 +4,7 @@
  * with and without other instructions between them.
  *
  *     kernel_cpu_tiles [ROUNDS]      400 unless told; pin it: taskset -c 4 kernel_cpu_tiles
+ *     kernel_cpu_tiles --free        exit status 0 if the processor's other hyperthread sleeps, else 4
  *
  * METHOD.  Each loop is a few instructions 1000 times over, after 100 times unmeasured.  A round is all loops
  * in turn.  `both` - 12 products and 8 loads, about what fp32 has in the kernels - takes one of two times: a
@@ -13,6 +14,7 @@
  */
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "base/base.h"
 
@@ -122,7 +124,8 @@ static void print_rounds(const round_times *times, int64_t rounds, double *list)
 
 int main(int count, char **words)
 {
-    const int64_t rounds = count > 1 ? strtoll(words[1], NULL, 10) : 400;
+    const bool ask = count > 1 && strcmp(words[1], "--free") == 0;
+    const int64_t rounds = count > 1 && !ask ? strtoll(words[1], NULL, 10) : 400;
     if (rounds < 2) {
         fprintf(stderr, "kernel_cpu_tiles: at least 2 rounds\n");
         return 2;
@@ -130,6 +133,9 @@ int main(int count, char **words)
     if ((attn__cpu() & ATTN__CPU_AMX) == 0) {
         fprintf(stderr, "kernel_cpu_tiles: this CPU or system has no AMX, or ATTN_ISA hides it\n");
         return 3;
+    }
+    if (ask) {
+        return core_is_free() ? 0 : 4;
     }
     round_times *times = calloc((size_t)rounds, sizeof *times);
     double *list = calloc((size_t)rounds, sizeof *list);

@@ -6,7 +6,10 @@
 #ifndef ATTN_BENCH_KERNEL_CPU_TILES_H
 #define ATTN_BENCH_KERNEL_CPU_TILES_H
 
+#include <math.h>
 #include <stdint.h>
+
+#include "base/base.h"
 
 /* Words of the assembler: %1 tiles of 1 KiB in memory, %2 the 64 bytes from row to row. */
 #define AGAIN(count, word)  "\t.rept " #count "\n\t" word "\n\t.endr\n"
@@ -68,6 +71,34 @@ static void fill_tiles(uint16_t *tiles)
     for (int i = 0; i < TILES * 512; i++) {
         tiles[i] = (uint16_t)(0x3f80 | (i * 37 & 0x7f) | (i * 7 & 1) << 15);
     }
+}
+
+/* Seconds of 50 rounds of a loop, the least of three times. */
+static double loop_time(void (*loop)(int64_t times, const char *tiles), const char *tiles)
+{
+    double least = INFINITY;
+    for (int i = 0; i < 3; i++) {
+        const double begin = attn__now();
+        loop(50, tiles);
+        least = fmin(least, attn__now() - begin);
+    }
+    return least;
+}
+
+/* Whether this processor's other hyperthread sleeps: tile instructions take as long without `nop`s between
+ * them. Needs AMX; clobbers the tiles. */
+static bool core_is_free(void)
+{
+    static _Alignas(64) uint16_t tiles[TILES * 512];
+    if (tiles[0] == 0) {
+        fill_tiles(tiles);
+    }
+    set_tiles();
+    both(1000, (const char *)tiles); /* the unit may have to wake up */
+    const bool alone =
+        loop_time(both, (const char *)tiles) < 1.25 * loop_time(both_10_5, (const char *)tiles);
+    __asm__ volatile("tilerelease");
+    return alone;
 }
 
 #endif

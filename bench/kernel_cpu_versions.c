@@ -72,31 +72,6 @@ static void fail(const char *what, const char *why)
 
 #include "kernel_cpu_tiles.h"
 
-/* Seconds of 50 rounds of a loop, the least of three times. */
-static double loop_time(void (*loop)(int64_t times, const char *tiles), const char *tiles)
-{
-    double least = INFINITY;
-    for (int i = 0; i < 3; i++) {
-        const double begin = attn__now();
-        loop(50, tiles);
-        least = fmin(least, attn__now() - begin);
-    }
-    return least;
-}
-
-static bool core_is_free(void)
-{
-    static _Alignas(64) uint16_t tiles[TILES * 512];
-    if (tiles[0] == 0) {
-        fill_tiles(tiles);
-    }
-    set_tiles();
-    const bool alone =
-        loop_time(both, (const char *)tiles) < 1.25 * loop_time(both_10_5, (const char *)tiles);
-    __asm__ volatile("tilerelease");
-    return alone;
-}
-
 #else
 
 static bool core_is_free(void)

@@ -8,6 +8,7 @@ PyTorch's scaled_dot_product_attention is called where this version has it, else
 calls ("eager"). Both sides make their own result arrays. README.md beside this file tells what is printed.
 """
 import os
+import subprocess
 import sys
 
 # Read by the OpenMP runtime when it is loaded, so before any import of it: threads that wait do not spin.
@@ -140,11 +141,31 @@ def backward(case, options):
     return ours, peer, errors
 
 
-def measure(case, options):
+class FreeCore:
+    """Processors whose other hyperthread sleeps, as bench_kernel_cpu_tiles --free tells; one after the other."""
+
+    def __init__(self, program):
+        self.program = program
+        self.cores = sorted(os.sched_getaffinity(0))
+        self.at = 0
+        self.leave()
+
+    def free(self):
+        code = subprocess.run([self.program, "--free"], check=False).returncode
+        if code not in (0, 4):
+            sys.exit(f"torch_cpu.py: {self.program} --free ends with {code}")
+        return code == 0
+
+    def leave(self):
+        self.at = (self.at + 1) % len(self.cores)
+        os.sched_setaffinity(0, {self.cores[self.at]})
+
+
+def measure(case, options, core):
     torch.set_num_threads(case["threads"])
     try:
         ours, peer, errors = {"forward": forward, "backward": backward}[case["pass"]](case, options)
-        row = {**case, **common.figures(case, common.pairs_of(ours, peer, options)), "status": "ok"}
+        row = {**case, **common.figures(case, common.pairs_of(ours, peer, options, core)), "status": "ok"}
         if not options.no_check:
             row["ours_error"], row["peer_error"] = errors()
         return row
@@ -158,7 +179,13 @@ def main():
     parser = common.arguments(__doc__.splitlines()[0], passes=("forward", "backward"), dtypes=tuple(DTYPES))
     has_sdpa = hasattr(torch.nn.functional, "scaled_dot_product_attention")
     parser.add_argument("--peer", choices=("sdpa", "eager"), default="sdpa" if has_sdpa else "eager")
+    parser.add_argument("--free-core",
+                        metavar="PROGRAM",
+                        help="one thread: count pairs only while the other hyperthread of the core sleeps, as "
+                        "PROGRAM, a bench_kernel_cpu_tiles, tells")
     options = parser.parse_args()
+    if options.free_core and options.threads != [1]:
+        parser.error("--free-core looks at one core: it goes with --threads 1")
     attn.attention(*[np.ones((2, 2), np.float32)] * 3) # loads the OpenMP runtime
     pools = common.thread_pools()
     report = common.Report(
@@ -173,8 +200,9 @@ def main():
             "torch_cpu.py: two OpenMP runtimes in one process: a pool of threads each. Unless "
             "OMP_WAIT_POLICY is passive, the idle ones spin and take the cores of the others",
             file=sys.stderr)
+    core = FreeCore(options.free_core) if options.free_core else common.AnyCore()
     for case in common.cases(options):
-        report.add(measure(case, options))
+        report.add(measure(case, options, core))
     return report.finish()
 
 

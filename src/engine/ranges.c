@@ -21,7 +21,7 @@
 #include "engine/backward.h"
 
 /* Short ranges read and pack the queries often: at 512 keys that is some percent of the products. */
-enum { RANGE_KEYS = 640, RANGE_STEP = 32 /* whole blocks of the kernels */ };
+enum { RANGE_KEYS = 512, RANGE_STEP = 32 /* whole blocks of the kernels */ };
 
 /* Items wanted in a sequence: enough for many threads to end together. */
 enum { ITEMS = 64 };
