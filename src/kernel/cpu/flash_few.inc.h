@@ -31,7 +31,7 @@ enum {
     FEW_BLOCK = 32,                            /* keys of a block; their values are a sum of their own */
     FEW_COPY_KEYS = 64,                        /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,  /* in registers: enough to hide an FMA's latency */
-    FEW_FAR = 32 * 1024,                       /* bytes from what is read to what the L2 is asked for, */
+    FEW_FAR = 24 * 1024,                       /* bytes from what is read to what the L2 is asked for, */
     FEW_BUSY = 8,                              /* from so many FMAs a line on; but of K from */
     FEW_BUSY_K = 4,                            /* so many where nothing near is asked for */
 };
@@ -159,7 +159,8 @@ static few_tile few_load(const few_state *state, const attn__span *span, int64_t
 typedef struct few_group {
     int64_t row;
     int m;
-    uint32_t turns; /* bit i: it is this group that asks for what is far with the i-th key of a block */
+    uint32_t turns; /* bit i: it is this group that asks for what is far with the i-th key of a block of K */
+    int asker, askers; /* of V it asks for the asker-th share; askers = 0: for nothing */
     int64_t from[FEW_GROUP], to[FEW_GROUP];
 } few_group;
 
@@ -181,6 +182,9 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
     const int askers = count > 1 && groups[count - 1].m < FEW_GROUP ? count - 1 : count;
     for (int key = 0; key < FEW_BLOCK; key++) {
         groups[key % askers].turns |= UINT32_C(1) << key;
+    }
+    for (int g = 0; g < askers; g++) {
+        groups[g].asker = g, groups[g].askers = askers;
     }
     return count;
 }

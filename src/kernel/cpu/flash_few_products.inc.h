@@ -10,7 +10,9 @@
  *
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
  * (few_set_ahead: busy), memory would wait: then every key's arithmetic carries requests for a key far ahead,
- * so that they are even in time.  The groups take turns with the keys, and a strip asks for its own dims.
+ * so that they are even in time.  The groups take turns with the keys of K.  Strips of V are not read in
+ * order, but what lies far ahead is asked for in order, a share by each group: memory is a third slower
+ * otherwise.
  */
 VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
@@ -224,15 +226,34 @@ static void few_scores(const few_state *state, const few_group *group, const few
 
 /* ---- O += P V ------------------------------------------------------------------------------------- */
 
+/* What a group asks for while it adds up the keys from .. to: of as many rows far ahead the lines of its
+ * share. */
+VEC_INLINE flash_ask few_ask(const few_state *state, const few_group *group, const few_rows *values,
+                             int64_t from, int64_t to)
+{
+    const int64_t size = few_size(values->dtype), askers = group->askers;
+    const int64_t lines = attn__ceil_div(state->block->dim_v * size, LINE);
+    if (values->far == 0 || askers == 0) {
+        return (flash_ask){.period = INT64_MAX};
+    }
+    const int64_t first = (to - from) * lines * group->asker / askers;
+    return (flash_ask){.at = (uintptr_t)values->at + (uintptr_t)values->far +
+                             (uintptr_t)((from + first / lines) * values->token + first % lines * LINE),
+                       .lines = lines,
+                       .skip = values->token - lines * LINE,
+                       .line = first % lines,
+                       .period = LINE / size * askers};
+}
+
 /* o[m rows][r vectors] += sum over keys from .. to of p v; the keys are summed apart from the older ones */
 VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, const bool whole,
                           const few_state *state, const few_group *group, int64_t d, const few_rows *values,
-                          int64_t from, int64_t to)
+                          int64_t from, int64_t to, flash_ask *asked)
 {
+    flash_ask next = *asked;
     const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
     const bool fetch = m > 1 && d == 0 && values->near != 0; /* the whole row, for all strips */
     const bool touch = m > 1 && d == 0 && !fetch && values->far == 0 && width > r * VEC_LANES;
-    uint32_t turns = values->far != 0 ? few_rotate(group->turns, from) : 0;
     const float *p = state->p + group->row * state->tile_k;
     const char *v = values->at + from * values->token + d * size;
     float *o = state->o + group->row * o_row + d;
@@ -241,7 +262,7 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
     for (int i = 0; i < m * r; i++) {
         acc[i] = vec_set(0.0f);
     }
-    for (int64_t j = from; j < to; j++, v += values->token, turns = few_rotate(turns, 1)) {
+    for (int64_t j = from; j < to; j++, v += values->token) {
         if (fetch) {
             few_fetch_row(v, values->near, width * size);
         } else if (touch) {
@@ -250,11 +271,8 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
         FLASH_UNROLL
         for (int c = 0; c < r; c++) {
             const char *at = v + c * VEC_LANES * size;
-            const bool line = c * VEC_LANES * size % LINE == 0;
-            if (m == 1 && line) {
+            if (m == 1 && c * VEC_LANES * size % LINE == 0) {
                 few_fetch(at, values->near);
-            } else if (line && (turns & 1) != 0) {
-                few_fetch_far(at, values->far);
             }
             const vec x = few_vec(at, dtype, whole, width);
             FLASH_UNROLL
@@ -262,7 +280,11 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
                 acc[i * r + c] = vec_fma(x, vec_set(p[i * state->tile_k + j]), acc[i * r + c]);
             }
         }
+        if (m > 1) {
+            ask(&next, r * VEC_LANES);
+        }
     }
+    *asked = next;
     FLASH_UNROLL
     for (int i = 0; i < m; i++) {
         FLASH_UNROLL
@@ -279,19 +301,20 @@ VEC_INLINE void few_strips(const int m, const int most, const attn_dtype dtype, 
 {
     enum { L = VEC_LANES };
     const int64_t dim = state->block->dim_v;
+    flash_ask next = few_ask(state, group, values, from, to);
     for (int64_t d = 0; d < dim;) {
         const int64_t left = (dim - d) / L;
         if (left >= most) {
-            few_strip(m, most, dtype, true, state, group, d, values, from, to);
+            few_strip(m, most, dtype, true, state, group, d, values, from, to, &next);
             d += most * L;
         } else if (most > 4 && left >= 4) {
-            few_strip(m, most > 4 ? 4 : 1, dtype, true, state, group, d, values, from, to);
+            few_strip(m, most > 4 ? 4 : 1, dtype, true, state, group, d, values, from, to, &next);
             d += 4 * L;
         } else if (most > 2 && left >= 2) {
-            few_strip(m, most > 2 ? 2 : 1, dtype, true, state, group, d, values, from, to);
+            few_strip(m, most > 2 ? 2 : 1, dtype, true, state, group, d, values, from, to, &next);
             d += 2 * L;
         } else {
-            few_strip(m, 1, dtype, left > 0, state, group, d, values, from, to);
+            few_strip(m, 1, dtype, left > 0, state, group, d, values, from, to, &next);
             d += L;
         }
     }
