@@ -371,8 +371,14 @@ static int read_options(options *o, int count, char **words)
             o->alone = true;
         } else if (strcmp(word, "--pass") == 0) {
             o->backward = strcmp(value, "backward") == 0;
+            if (!o->backward && strcmp(value, "forward") != 0) {
+                refuse("--pass forward or backward, not ", value);
+            }
         } else if (strcmp(word, "--dtype") == 0) {
             o->dtype = value;
+            if (strcmp(value, "f32") != 0 && strcmp(value, "f16") != 0 && strcmp(value, "bf16") != 0) {
+                refuse("--dtype f32, f16 or bf16, not ", value);
+            }
         } else if (strcmp(word, "--kernel") == 0) {
             o->kernel = value;
         } else if (strcmp(word, "--dim") == 0) {

@@ -20,7 +20,8 @@
 
 #include "engine/backward.h"
 
-/* Short ranges read and pack the queries often: at 512 keys that is some percent of the products. */
+/* Keys that a range may have however many items there are: shorter ones would read and pack the queries too
+ * often, which at 512 keys is some percent of the products. */
 enum { RANGE_KEYS = 512, RANGE_STEP = 32 /* whole blocks of the kernels */ };
 
 /* Items wanted in a sequence: enough for many threads to end together. */

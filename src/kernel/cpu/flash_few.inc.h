@@ -159,8 +159,7 @@ static few_tile few_load(const few_state *state, const attn__span *span, int64_t
 typedef struct few_group {
     int64_t row;
     int m;
-    uint32_t turns; /* bit i: it is this group that asks for what is far with the i-th key of a block of K */
-    int asker, askers; /* of V it asks for the asker-th share; askers = 0: for nothing */
+    int asker, askers; /* of what is far it asks for the asker-th share; askers = 0: for nothing */
     int64_t from[FEW_GROUP], to[FEW_GROUP];
 } few_group;
 
@@ -180,9 +179,6 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
         }
     }
     const int askers = count > 1 && groups[count - 1].m < FEW_GROUP ? count - 1 : count;
-    for (int key = 0; key < FEW_BLOCK; key++) {
-        groups[key % askers].turns |= UINT32_C(1) << key;
-    }
     for (int g = 0; g < askers; g++) {
         groups[g].asker = g, groups[g].askers = askers;
     }

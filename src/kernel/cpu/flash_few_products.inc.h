@@ -46,6 +46,16 @@ VEC_INLINE void few_touch_row(const char *at, int64_t bytes)
     }
 }
 
+/* Bit i: it is this group that asks for what is far with the i-th key of a block of K. */
+VEC_INLINE uint32_t few_turns(const few_group *group)
+{
+    uint32_t turns = 0;
+    for (int key = group->asker; key < FEW_BLOCK && group->askers > 0; key += group->askers) {
+        turns |= UINT32_C(1) << key;
+    }
+    return turns;
+}
+
 /* `turns` from the key `by` places later on: they recur with each block, whose keys are their bits. */
 VEC_INLINE uint32_t few_rotate(uint32_t turns, int64_t by)
 {
@@ -167,7 +177,7 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
     const int64_t dim = state->block->dim_qk, q_row = state->q_row;
     const float *q = state->q + group->row * q_row;
     float *s = state->p + group->row * state->tile_k;
-    uint32_t turns = keys->far != 0 ? few_rotate(group->turns, from) : keys->near != 0 ? UINT32_MAX : 0;
+    uint32_t turns = keys->far != 0 ? few_rotate(few_turns(group), from) : keys->near != 0 ? UINT32_MAX : 0;
     for (int64_t key = from; key < to; key += n) {
         vec acc[L];
         const char *at[L];
@@ -199,8 +209,8 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
 VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *keys, int64_t from, int64_t to)
 {
-    enum { SQUARES = VEC_LANES >= 16 };            /* fewer keys at once gain nothing */
-    const bool alone = group->turns == UINT32_MAX; /* then it waits for memory, which wants key after key */
+    enum { SQUARES = VEC_LANES >= 16 };    /* fewer keys at once gain nothing */
+    const bool alone = group->askers == 1; /* then it waits for memory, which wants key after key */
     if (group->m == 4 && SQUARES && !alone) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, true, dtype, state, group, keys, from, to);
     } else if (group->m == 4) {
