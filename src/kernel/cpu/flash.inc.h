@@ -43,6 +43,8 @@ enum {
     TILE_K = 192,             /* keys of a tile, at most */
     SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
     KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
+    PANEL_FLOATS = 12 * 1024, /* of a single panel's tile, but no less than */
+    PANEL_KEYS = 3,           /* so many keys a row */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
     FIRST_KEYS = 12, /* of the first tile of a single panel, and how many more of each next one; tiles
                       * are multiples of it, so that few keys are left to small micro-kernels */
@@ -70,12 +72,17 @@ typedef struct flash_tile {
     flash_rows k, v;
 } flash_tile;
 
+/* A single panel goes over its keys once, so few of them are kept waiting in the L2; but the more rows, the
+ * more does arithmetic count, which long tiles save. */
 static int64_t keys_of_tile(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
-    const int row = rows > PANEL ? PANEL : flash_row(flash_shape_of(rows, dim_qk, dim_v));
-    int64_t keys = attn__min(TILE_K, SCORE_FLOATS / row);
-    keys = attn__min(keys, KEY_FLOATS / (dim_qk + dim_v));
-    return keys / FIRST_KEYS * FIRST_KEYS;
+    const bool single = rows <= PANEL;
+    const int row = single ? flash_row(flash_shape_of(rows, dim_qk, dim_v)) : PANEL;
+    int64_t keys = attn__min(TILE_K, KEY_FLOATS / (dim_qk + dim_v));
+    if (single) {
+        keys = attn__min(keys, attn__max(PANEL_FLOATS / (dim_qk + dim_v), PANEL_KEYS * rows));
+    }
+    return attn__min(keys, SCORE_FLOATS / row) / FIRST_KEYS * FIRST_KEYS;
 }
 
 /* Lays the scratch out; returns its floats. */
