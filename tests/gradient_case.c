@@ -143,9 +143,8 @@ static void raise(double *most, double x)
 
 static double *dense(const kernel_case *c, const kernel_array *a, int64_t tokens, int64_t dim, double *most)
 {
-    double *x = allocate(tokens * dim, sizeof *x);
+    double *x = kernel_dense(c, a, tokens, dim);
     for (int64_t i = 0; i < tokens * dim; i++) {
-        x[i] = kernel_get(c, a, i / dim, i % dim);
         raise(most, x[i]);
     }
     return x;

@@ -114,6 +114,16 @@ double kernel_get(const kernel_case *c, const kernel_array *array, int64_t token
     return (double)x;
 }
 
+double *kernel_dense(const kernel_case *c, const kernel_array *array, int64_t tokens, int64_t dim)
+{
+    double *x = calloc((size_t)(tokens * dim) + 1, sizeof *x);
+    assert_non_null(x);
+    for (int64_t i = 0; i < tokens * dim; i++) {
+        x[i] = kernel_get(c, array, i / dim, i % dim);
+    }
+    return x;
+}
+
 void kernel_set(const kernel_case *c, kernel_array *array, int64_t token, int64_t d, double x)
 {
     const float value = (float)x;
@@ -159,15 +169,20 @@ bool kernel_sees(const kernel_case *c, int64_t row, int64_t position)
     return c->lo <= apart && apart <= c->hi;
 }
 
+/* What the arrays hold, widened once: a solution reads each row many times. */
+typedef struct kernel_numbers {
+    double *q, *k[KERNEL_SPANS], *v[KERNEL_SPANS];
+    double *scores; /* of one row */
+} kernel_numbers;
+
 /* scale * q.k of one cell; widens the bound. */
-static double score(kernel_case *c, int64_t row, int64_t s, int64_t key)
+static double score(kernel_case *c, const double *q, const double *k)
 {
     double dot = 0.0, qq = 0.0, kk = 0.0;
     for (int64_t d = 0; d < c->dim_qk; d++) {
-        double x = kernel_get(c, &c->q, row, d), y = kernel_get(c, &c->k[s], key, d);
-        dot += x * y;
-        qq += x * x;
-        kk += y * y;
+        dot += q[d] * k[d];
+        qq += q[d] * q[d];
+        kk += k[d] * k[d];
     }
     const double scale = (double)(float)c->scale;
     double size = fabs(scale) * fmax(fabs(dot), sqrt(qq * kk / (double)c->dim_qk));
@@ -175,7 +190,7 @@ static double score(kernel_case *c, int64_t row, int64_t s, int64_t key)
     return scale * dot;
 }
 
-static void solve_row(kernel_case *c, int64_t row, double *scores)
+static void solve_row(kernel_case *c, const kernel_numbers *x, int64_t row)
 {
     double *o = c->want_o + row * c->dim_v, max = -INFINITY, sum = 0.0;
     int64_t n = 0;
@@ -183,8 +198,8 @@ static void solve_row(kernel_case *c, int64_t row, double *scores)
     for (int64_t s = 0; s < c->span_count; s++) {
         for (int64_t j = 0; j < c->span_keys[s]; j++) {
             if (kernel_sees(c, row, c->span_first[s] + j)) {
-                scores[n] = score(c, row, s, j);
-                max = fmax(max, scores[n++]); /* passes NaN over */
+                x->scores[n] = score(c, x->q + row * c->dim_qk, x->k[s] + j * c->dim_qk);
+                max = fmax(max, x->scores[n++]); /* passes NaN over */
             }
         }
     }
@@ -194,13 +209,12 @@ static void solve_row(kernel_case *c, int64_t row, double *scores)
             if (!kernel_sees(c, row, c->span_first[s] + j)) {
                 continue;
             }
-            double weight = scores[n] == -INFINITY ? 0.0 : exp(scores[n] - max);
+            const double *v = x->v[s] + j * c->dim_v;
+            const double weight = x->scores[n] == -INFINITY ? 0.0 : exp(x->scores[n] - max);
             n++;
             sum += weight;
             for (int64_t d = 0; d < c->dim_v; d++) {
-                double v = kernel_get(c, &c->v[s], j, d);
-                o[d] += weight * v;
-                c->bound.value = isfinite(v) ? fmax(c->bound.value, fabs(v)) : c->bound.value;
+                o[d] += weight * v[d];
             }
         }
     }
@@ -208,6 +222,23 @@ static void solve_row(kernel_case *c, int64_t row, double *scores)
         o[d] /= sum;
     }
     c->want_lse[row] = sum == 0.0 ? -INFINITY : max + log(sum);
+}
+
+/* The greatest value that some row sees. */
+static void bound_values(kernel_case *c, const kernel_numbers *x)
+{
+    for (int64_t s = 0; s < c->span_count; s++) {
+        for (int64_t j = 0; j < c->span_keys[s]; j++) {
+            bool seen = false;
+            for (int64_t i = 0; i < c->rows && !seen; i++) {
+                seen = kernel_sees(c, i, c->span_first[s] + j);
+            }
+            for (int64_t d = 0; d < c->dim_v && seen; d++) {
+                const double v = fabs(x->v[s][j * c->dim_v + d]);
+                c->bound.value = isfinite(v) ? fmax(c->bound.value, v) : c->bound.value;
+            }
+        }
+    }
 }
 
 attn__shape kernel_case_shape(const kernel_case *c)
@@ -222,13 +253,24 @@ attn__shape kernel_case_shape(const kernel_case *c)
 void kernel_case_solve(kernel_case *c)
 {
     const int64_t keys = kernel_case_shape(c).keys;
-    double *scores = malloc((size_t)(keys + 1) * sizeof *scores);
-    assert_non_null(scores);
+    kernel_numbers x = {.q = kernel_dense(c, &c->q, c->rows, c->dim_qk)};
+    for (int64_t s = 0; s < c->span_count; s++) {
+        x.k[s] = kernel_dense(c, &c->k[s], c->span_keys[s], c->dim_qk);
+        x.v[s] = kernel_dense(c, &c->v[s], c->span_keys[s], c->dim_v);
+    }
+    x.scores = malloc((size_t)(keys + 1) * sizeof *x.scores);
+    assert_non_null(x.scores);
     c->bound = (check_bound){.dim_qk = c->dim_qk, .keys = keys};
     for (int64_t i = 0; i < c->rows; i++) {
-        solve_row(c, i, scores);
+        solve_row(c, &x, i);
     }
-    free(scores);
+    bound_values(c, &x);
+    for (int64_t s = 0; s < c->span_count; s++) {
+        free(x.k[s]);
+        free(x.v[s]);
+    }
+    free(x.q);
+    free(x.scores);
 }
 
 /* ---- running a kernel ---- */

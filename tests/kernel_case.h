@@ -63,6 +63,8 @@ void kernel_array_open(const kernel_case *c, kernel_array *a, kernel_layout layo
                        int64_t dim, uint64_t *seed);
 const void *kernel_element(const kernel_case *c, const kernel_array *a, int64_t token, int64_t d);
 double kernel_get(const kernel_case *c, const kernel_array *array, int64_t token, int64_t d);
+double *kernel_dense(const kernel_case *c, const kernel_array *array, int64_t tokens,
+                     int64_t dim); /* all of it, [tokens][dim]; free() it */
 void kernel_set(const kernel_case *c, kernel_array *array, int64_t token, int64_t d, double x);
 
 bool kernel_sees(const kernel_case *c, int64_t row, int64_t position);
