@@ -39,10 +39,12 @@
 #include "kernel/cpu/micro.inc.h"
 
 enum {
-    TILE_Q = 128,             /* queries of a call, at most */
-    TILE_K = 192,             /* keys of a tile, at most */
+    TILE_Q = 128,    /* queries of a call, at most */
+    TILE_K = 192,    /* keys of a tile, at most, */
+    TILE_LEAST = 96, /* and at least, where K and V then fill no more than KEY_FLOATS; between these */
+    TILE_FLOATS = 24 * 1024,  /* of K and V: the next tile's, Q^T and O^T lie in the L2, too */
     SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
-    KEY_FLOATS = 48 * 1024,   /* K and V of a tile: 192 KiB of L2 */
+    KEY_FLOATS = 48 * 1024,   /* K and V of a tile, at most */
     PANEL_FLOATS = 12 * 1024, /* of a single panel's tile, but no less than */
     PANEL_KEYS = 3,           /* so many keys a row */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
@@ -78,9 +80,10 @@ static int64_t keys_of_tile(int64_t rows, int64_t dim_qk, int64_t dim_v)
 {
     const bool single = rows <= PANEL;
     const int row = single ? flash_row(flash_shape_of(rows, dim_qk, dim_v)) : PANEL;
-    int64_t keys = attn__min(TILE_K, KEY_FLOATS / (dim_qk + dim_v));
+    const int64_t dims = dim_qk + dim_v, some = attn__max(TILE_FLOATS / dims, TILE_LEAST);
+    int64_t keys = attn__min(attn__min(some, TILE_K), KEY_FLOATS / dims);
     if (single) {
-        keys = attn__min(keys, attn__max(PANEL_FLOATS / (dim_qk + dim_v), PANEL_KEYS * rows));
+        keys = attn__min(keys, attn__max(PANEL_FLOATS / dims, PANEL_KEYS * rows));
     }
     return attn__min(keys, SCORE_FLOATS / row) / FIRST_KEYS * FIRST_KEYS;
 }
@@ -207,16 +210,16 @@ static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t
     return copy;
 }
 
-/* The `next` rows behind `count` rows, to be asked for while these are computed with by so many panels.  Rows
- * without a gap are one. */
-static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t count, int64_t next, int64_t panels)
+/* Rows first .. first + count, to be asked for while micro-kernels take so many elements.  Rows without a gap
+ * are one. */
+static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t first, int64_t count, int64_t elements)
 {
-    const int64_t size = (int64_t)attn_dtype_size(rows->dtype), pieces = rows->token == dim ? 1 : next;
-    const int64_t lines = attn__ceil_div(next * dim / pieces * size, LINE);
-    return (flash_ask){.at = (uintptr_t)attn__element(rows->data, rows->dtype, count * rows->token),
+    const int64_t size = (int64_t)attn_dtype_size(rows->dtype), pieces = rows->token == dim ? 1 : count;
+    const int64_t lines = attn__ceil_div(count * dim / pieces * size, LINE);
+    return (flash_ask){.at = (uintptr_t)attn__element(rows->data, rows->dtype, first * rows->token),
                        .lines = lines,
                        .skip = rows->token * size - lines * LINE,
-                       .period = attn__max(count * dim * panels / (pieces * lines), 1)};
+                       .period = attn__max(elements / (pieces * lines), 1)};
 }
 
 /* `count` rows of K or V for so many panels; `next` others follow. */
@@ -226,9 +229,23 @@ static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, in
     flash_rows loaded = {.ask = {.period = INT64_MAX}};
     loaded.at = tile_rows(copy, *rows, dim, count, panels >= COPY_PANELS, &loaded.token);
     if (next > 0 && rows->dim == 1) {
-        loaded.ask = ask_for(rows, dim, count, next, panels);
+        loaded.ask = ask_for(rows, dim, count, next, count * dim * panels);
     }
     return loaded;
+}
+
+/* No tile follows: memory brings the lines that O is written to, and the rows of Q behind these, which the
+ * next call is likely to read. */
+static void ask_for_rows(const flash_state *state, flash_tile *tile)
+{
+    const attn__block *block = state->block;
+    const attn__rows o = {block->o, ATTN_F32, block->o_stride, 1};
+    const attn__rows q = {block->q, block->dtype, block->q_token, block->q_dim};
+    const int64_t uses = tile->count * state->panels;
+    tile->k.ask = ask_for(&o, block->dim_v, 0, block->count, uses * block->dim_qk);
+    if (block->q_dim == 1) {
+        tile->v.ask = ask_for(&q, block->dim_qk, block->count, block->count, uses * block->dim_v);
+    }
 }
 
 /* Keys first .. first + count of span, behind which come `next` others. */
@@ -241,10 +258,14 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
                           span->k_token, span->k_dim};
     const attn__rows v = {attn__element(span->v, block->dtype, skip * span->v_token), block->dtype,
                           span->v_token, span->v_dim};
-    return (flash_tile){.first = first,
-                        .count = count,
-                        .k = load_rows(state->k, &k, block->dim_qk, count, next, state->panels),
-                        .v = load_rows(state->v, &v, block->dim_v, count, next, state->panels)};
+    flash_tile tile = {.first = first,
+                       .count = count,
+                       .k = load_rows(state->k, &k, block->dim_qk, count, next, state->panels),
+                       .v = load_rows(state->v, &v, block->dim_v, count, next, state->panels)};
+    if (next == 0 && state->panels > 1) {
+        ask_for_rows(state, &tile);
+    }
+    return tile;
 }
 
 #include "kernel/cpu/flash_panel.inc.h"
