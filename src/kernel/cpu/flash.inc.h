@@ -14,8 +14,8 @@
  *         O^T[dim][query]  = O^T * 2^(old - new max) + V[.][dim] P^T        V elements broadcast
  *
  * The last panel is narrow if that is enough (flash_shape in micro.inc.h).  Memory fetches the next tile
- * meanwhile (flash_ask).  One panel against one tile, the mask and NaN: flash_panel.inc.h.  Calls of a few
- * queries go another way (flash_few.inc.h).
+ * meanwhile, during the last one the rows of O and of the next Q (flash_ask).  One panel against one tile,
+ * the mask and NaN: flash_panel.inc.h.  Calls of a few queries go another way (flash_few.inc.h).
  *
  * COST.  2 * d_qk + 2 * d_v FLOPs in FMAs for each (key, query), and about 14 vector operations for exp2 and
  * the softmax; 1 load for 1.5 FMAs or better.  See docs/perf/cpu.md.
@@ -39,14 +39,14 @@
 #include "kernel/cpu/micro.inc.h"
 
 enum {
-    TILE_Q = 128,    /* queries of a call, at most */
-    TILE_K = 192,    /* keys of a tile, at most, */
-    TILE_LEAST = 96, /* and at least, where K and V then fill no more than KEY_FLOATS; between these */
-    TILE_FLOATS = 24 * 1024,  /* of K and V: the next tile's, Q^T and O^T lie in the L2, too */
+    TILE_Q = 128,             /* queries of a call, at most */
+    TILE_K = 192,             /* keys of a tile, at most, */
+    TILE_LEAST = 96,          /* and at least; between these as many as K and V of */
+    TILE_FLOATS = 24 * 1024,  /* have: the next tile's, Q^T and O^T lie in the L2, too; and never more than */
+    KEY_FLOATS = 48 * 1024,   /* of K and V */
+    PANEL_FLOATS = 12 * 1024, /* of K and V for a single panel, but no less than */
+    PANEL_KEYS = 3,           /* keys a row */
     SCORE_FLOATS = 3 * 1024,  /* P^T of a panel: 12 KiB of a 32 KiB L1 */
-    KEY_FLOATS = 48 * 1024,   /* K and V of a tile, at most */
-    PANEL_FLOATS = 12 * 1024, /* of a single panel's tile, but no less than */
-    PANEL_KEYS = 3,           /* so many keys a row */
     QUERY_FLOATS = 64 * 1024, /* Q^T and O^T of a call: 256 KiB of L2 */
     FIRST_KEYS = 12, /* of the first tile of a single panel, and how many more of each next one; tiles
                       * are multiples of it, so that few keys are left to small micro-kernels */
