@@ -58,13 +58,13 @@ kernel_case kernel_case_plain(int64_t rows, int64_t keys, int64_t dim, bool caus
 void kernel_case_open(kernel_case *c, uint64_t *seed);
 void kernel_case_close(kernel_case *c);
 
-/* An array of c's dtype, filled with normal numbers; its address of an element. */
+/* An array of c's dtype, filled with normal numbers; its address of an element; an element; all of it as
+ * [tokens][dim], to be freed. */
 void kernel_array_open(const kernel_case *c, kernel_array *a, kernel_layout layout, int64_t tokens,
                        int64_t dim, uint64_t *seed);
 const void *kernel_element(const kernel_case *c, const kernel_array *a, int64_t token, int64_t d);
 double kernel_get(const kernel_case *c, const kernel_array *array, int64_t token, int64_t d);
-double *kernel_dense(const kernel_case *c, const kernel_array *array, int64_t tokens,
-                     int64_t dim); /* all of it, [tokens][dim]; free() it */
+double *kernel_dense(const kernel_case *c, const kernel_array *array, int64_t tokens, int64_t dim);
 void kernel_set(const kernel_case *c, kernel_array *array, int64_t token, int64_t d, double x);
 
 bool kernel_sees(const kernel_case *c, int64_t row, int64_t position);

@@ -236,7 +236,7 @@ static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, in
 
 /* No tile follows: memory brings the lines that O is written to, and the rows of Q behind these, which the
  * next call is likely to read. */
-static void ask_for_rows(const flash_state *state, flash_tile *tile)
+static void ask_for_queries(const flash_state *state, flash_tile *tile)
 {
     const attn__block *block = state->block;
     const attn__rows o = {block->o, ATTN_F32, block->o_stride, 1};
@@ -263,7 +263,7 @@ static flash_tile load_tile(const flash_state *state, const attn__span *span, in
                        .k = load_rows(state->k, &k, block->dim_qk, count, next, state->panels),
                        .v = load_rows(state->v, &v, block->dim_v, count, next, state->panels)};
     if (next == 0 && state->panels > 1) {
-        ask_for_rows(state, &tile);
+        ask_for_queries(state, &tile);
     }
     return tile;
 }
