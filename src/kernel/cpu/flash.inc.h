@@ -124,15 +124,46 @@ static void transpose_rows(float *to, const float *rows, int64_t dim, float fact
     }
 }
 
-/* Rows first .. first + VEC_LANES of the `count` rows of an array, widened; rows that do not exist are 0. */
-static void widen_rows(float *dst, const attn__rows *rows, int64_t dim, int64_t first, int64_t count)
+/*
+ * `count` rows of K or V as the micro-kernels want them: where they lie if that is fp32 with dense dims, else
+ * widened or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a page
+ * each: copied together they are read faster, if they are read often enough.
+ */
+static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t count, bool often,
+                              int64_t *token)
 {
-    for (int64_t i = first; i < first + VEC_LANES; i++, dst += dim) {
-        memset(dst, 0, sizeof(float) * (size_t)dim);
-        if (i < count) {
-            widen(dst, rows->data, i * rows->token, rows->dtype, rows->dim, dim);
-        }
+    const bool readable = rows.dtype == ATTN_F32 && (rows.dim == 1 || dim == 1);
+    *token = rows.token;
+    if (readable && (rows.token == dim || !often)) {
+        return rows.data;
     }
+    *token = dim;
+    if (rows.token == dim && rows.dim == 1) { /* rows without a gap are one */
+        dim *= count;
+        count = 1;
+    }
+    for (int64_t j = 0; j < count; j++) {
+        widen(copy + j * dim, rows.data, j * rows.token, rows.dtype, rows.dim, dim);
+    }
+    return copy;
+}
+
+/* Rows first .. first + VEC_LANES of an array, as dense fp32; rows that do not exist, of its `count`, are 0. */
+static const float *lane_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t first, int64_t count)
+{
+    const int64_t real = attn__min(attn__max(count - first, 0), VEC_LANES);
+    const attn__rows from = {attn__element(rows->data, rows->dtype, first * rows->token), rows->dtype,
+                             rows->token, rows->dim};
+    int64_t token = dim;
+    const float *at = real == 0 ? copy : tile_rows(copy, from, dim, real, true, &token);
+    if (real == VEC_LANES) {
+        return at;
+    }
+    if (at != copy) {
+        memcpy(copy, at, sizeof(float) * (size_t)(real * dim));
+    }
+    memset(copy + real * dim, 0, sizeof(float) * (size_t)((VEC_LANES - real) * dim));
+    return copy;
 }
 
 /* Only the last panel may be narrow. */
@@ -174,40 +205,16 @@ static void pack_queries(const flash_state *state)
     for (int64_t lane = 0; lane < state->panels * PANEL; lane += VEC_LANES) {
         const flash_shape shape = panel_shape(block, lane / PANEL);
         float *qt = state->qt + lane / PANEL * dim * PANEL;
-        widen_rows(state->k, &q, dim, lane, block->count);
+        const float *rows = lane_rows(state->k, &q, dim, lane, block->count);
         if (shape.dims == 1) {
-            transpose_rows(qt + lane % PANEL, state->k, dim, factor);
+            transpose_rows(qt + lane % PANEL, rows, dim, factor);
             continue;
         }
         const int64_t begin = lane % PANEL, end = attn__min(begin + VEC_LANES, flash_queries(shape));
         for (int64_t i = begin; i < end; i++) {
-            weave_row(shape, qt, i, state->k + (i - begin) * dim, dim, factor);
+            weave_row(shape, qt, i, rows + (i - begin) * dim, dim, factor);
         }
     }
-}
-
-/*
- * `count` rows of K or V as the micro-kernels want them: where they lie if that is fp32 with dense dims, else
- * widened or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a page
- * each: copied together they are read faster, if they are read often enough.
- */
-static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t count, bool often,
-                              int64_t *token)
-{
-    const bool readable = rows.dtype == ATTN_F32 && (rows.dim == 1 || dim == 1);
-    *token = rows.token;
-    if (readable && (rows.token == dim || !often)) {
-        return rows.data;
-    }
-    *token = dim;
-    if (rows.token == dim && rows.dim == 1) { /* rows without a gap are one */
-        dim *= count;
-        count = 1;
-    }
-    for (int64_t j = 0; j < count; j++) {
-        widen(copy + j * dim, rows.data, j * rows.token, rows.dtype, rows.dim, dim);
-    }
-    return copy;
 }
 
 /* Rows first .. first + count, to be asked for while micro-kernels take so many elements.  Rows without a gap

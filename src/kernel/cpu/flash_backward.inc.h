@@ -26,7 +26,7 @@
  */
 enum {
     BACK_Q = 192,              /* queries of a call, at most: a multiple of VEC_ROWS and of PANEL */
-    BACK_K = 48,               /* keys of a tile, at most */
+    BACK_K = 96,               /* keys of a tile, at most */
     RANGE_FLOATS = 512 * 1024, /* K, V, dK and dV of a range of keys: 2 MiB of L2 and L3 */
     BACK_FLOATS = 96 * 1024,   /* Q, dO and their transposes: 384 KiB of L2 */
     BACK_LEAST = 3 * PANEL,    /* queries of a call that make the ends of dV's and dK's sums cheap */
@@ -96,14 +96,15 @@ static size_t backward_lay_out(backward_state *state, float *scratch, int64_t ro
 /* ---- packing ------------------------------------------------------------------------------------- */
 
 /* One dense row into the strips of `rows` rows that begin at `to`; dims that do not exist are 0. */
-static void pack_strips(float *to, int64_t rows, const float *row, int64_t dim)
+VEC_INLINE void pack_strips(float *to, int64_t rows, const float *row, int64_t dim)
 {
-    for (int64_t d = 0; d < dim; d += PANEL, to += rows * PANEL) {
-        const int64_t width = attn__min(PANEL, dim - d);
-        memcpy(to, row + d, sizeof(float) * (size_t)width);
-        for (int64_t i = width; i < PANEL; i++) {
-            to[i] = 0.0f;
-        }
+    int64_t d = 0;
+    for (; d + PANEL <= dim; d += PANEL, to += rows * PANEL) {
+        vec_store(to, vec_load(row + d));
+        vec_store(to + VEC_LANES, vec_load(row + d + VEC_LANES));
+    }
+    for (int64_t i = 0; d < dim && i < PANEL; i++) {
+        to[i] = d + i < dim ? row[d + i] : 0.0f;
     }
 }
 
@@ -119,6 +120,16 @@ static bool pack_lane(backward_state *state, int64_t lane)
     return real;
 }
 
+/* The same rows without row i. */
+static const float *drop_row(float *copy, const float *rows, int64_t i, int64_t dim)
+{
+    if (rows != copy) {
+        memcpy(copy, rows, sizeof(float) * (size_t)(VEC_LANES * dim));
+    }
+    memset(copy + i * dim, 0, sizeof(float) * (size_t)dim);
+    return copy;
+}
+
 /* Q, dO, lse and delta; lanes without a row, and rows with lse = -inf, are 0 and never weigh anything. */
 static void pack_rows(backward_state *state)
 {
@@ -129,22 +140,24 @@ static void pack_rows(backward_state *state)
     state->finite = true;
     state->all_see = true;
     for (int64_t lane = 0; lane < lanes; lane += VEC_LANES) {
-        widen_rows(state->k, &q, g->dim_qk, lane, g->count);
-        widen_rows(state->v, &dout, g->dim_v, lane, g->count);
+        const float *q_rows = lane_rows(state->k, &q, g->dim_qk, lane, g->count);
+        const float *dout_rows = lane_rows(state->v, &dout, g->dim_v, lane, g->count);
         for (int64_t i = 0; i < VEC_LANES; i++) {
-            float *q_row = state->k + i * g->dim_qk, *dout_row = state->v + i * g->dim_v;
             if (!pack_lane(state, lane + i)) {
-                memset(q_row, 0, sizeof(float) * (size_t)g->dim_qk);
-                memset(dout_row, 0, sizeof(float) * (size_t)g->dim_v);
+                q_rows = drop_row(state->k, q_rows, i, g->dim_qk);
+                dout_rows = drop_row(state->v, dout_rows, i, g->dim_v);
             }
-            state->finite = state->finite && all_finite(q_row, g->dim_qk) && all_finite(dout_row, g->dim_v);
-            pack_strips(state->q + (lane + i) * PANEL, lanes, q_row, g->dim_qk);
-            pack_strips(state->dout + (lane + i) * PANEL, lanes, dout_row, g->dim_v);
+        }
+        state->finite = state->finite && all_finite(q_rows, VEC_LANES * g->dim_qk) &&
+                        all_finite(dout_rows, VEC_LANES * g->dim_v);
+        for (int64_t i = 0; i < VEC_LANES; i++) {
+            pack_strips(state->q + (lane + i) * PANEL, lanes, q_rows + i * g->dim_qk, g->dim_qk);
+            pack_strips(state->dout + (lane + i) * PANEL, lanes, dout_rows + i * g->dim_v, g->dim_v);
         }
         const int64_t panel = lane / PANEL * PANEL, at = lane % PANEL;
-        transpose_rows(state->qt + panel * g->dim_qk + at, state->k, g->dim_qk,
+        transpose_rows(state->qt + panel * g->dim_qk + at, q_rows, g->dim_qk,
                        (float)((double)g->scale * LOG2_E));
-        transpose_rows(state->dt + panel * g->dim_v + at, state->v, g->dim_v, 1.0f);
+        transpose_rows(state->dt + panel * g->dim_v + at, dout_rows, g->dim_v, 1.0f);
     }
 }
 
