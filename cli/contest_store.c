@@ -108,11 +108,11 @@ attn_status contest_store_open(contest_store *s, uint64_t seed)
     attn_status status = ATTN_OK;
     bool enough = true;
     for (int i = 0; i < count && enough; i++) {
-        *list[i].here = malloc((size_t)list[i].bytes);
+        *list[i].here = cli_place_alloc((cli_place){.device = ATTN_CPU}, (size_t)list[i].bytes);
         enough = *list[i].here != NULL;
     }
     if (!enough) {
-        return attn_fail(ATTN_ENOMEM, "out of memory");
+        return ATTN_ENOMEM;
     }
     fill_inputs(s, seed);
     for (int i = 0; i < count && status == ATTN_OK; i++) {
@@ -147,7 +147,7 @@ void contest_store_close(contest_store *s)
     array list[ARRAYS];
     const int count = list_arrays(s, list);
     for (int i = 0; i < count; i++) {
-        free(*list[i].here);
+        cli_place_free((cli_place){.device = ATTN_CPU}, *list[i].here);
         if (s->c->place.device == ATTN_CUDA) {
             cli_place_free(s->c->place, *list[i].there);
         }

@@ -7,12 +7,13 @@
 
 void *cli_place_alloc(cli_place place, size_t bytes)
 {
+    enum { LINE = 64 }; /* a vector that crosses lines takes longer */
     void *memory = NULL;
     const size_t some = bytes > 0 ? bytes : 1;
     if (place.device == ATTN_CUDA) {
         return attn_cuda_alloc(place.gpu, &memory, some) == ATTN_OK ? memory : NULL;
     }
-    memory = malloc(some);
+    memory = some <= SIZE_MAX - LINE ? aligned_alloc(LINE, (some + LINE - 1) / LINE * LINE) : NULL;
     if (memory == NULL) {
         (void)attn_fail(ATTN_ENOMEM, "out of memory");
     }
