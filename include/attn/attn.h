@@ -240,16 +240,16 @@ typedef struct attn_io {
  * disjoint queries gradients add up, which is what `accumulate` is for.
  */
 typedef struct attn_gradients {
-    size_t size;            /* sizeof(attn_gradients) */
-    attn_tensor q, k, v;    /* as in the forward pass */
-    attn_tensor o;          /* problem.dtype_out; not read when delta is given */
-    attn_tensor lse;        /* fp32, from the forward pass; stride[3] is ignored */
-    attn_tensor delta;      /* D, fp32, shaped like lse; data NULL: computed from o and dout */
-    attn_tensor dout;       /* dO, problem.dtype */
-    /* Written in problem.dtype_out; data NULL: not wanted, and not computed.  On a CPU 2 to 5 % faster where rows
-     * begin cache lines. */
+    size_t size;         /* sizeof(attn_gradients) */
+    attn_tensor q, k, v; /* as in the forward pass */
+    attn_tensor o;       /* problem.dtype_out; not read when delta is given */
+    attn_tensor lse;     /* fp32, from the forward pass; stride[3] is ignored */
+    attn_tensor delta;   /* D, fp32, shaped like lse; data NULL: computed from o and dout */
+    attn_tensor dout;    /* dO, problem.dtype */
+    /* Written in problem.dtype_out; data NULL: not wanted, and not computed.  On a CPU 2 to 5 % faster where
+     * rows begin cache lines. */
     attn_tensor dq, dk, dv;
-    int accumulate;         /* 1: added to what dq, dk and dv hold, rounded once */
+    int accumulate;                              /* 1: added to what dq, dk and dv hold, rounded once */
     const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* as in attn_io, like all that follow */
     int64_t total_q, total_kv;
     void *stream;

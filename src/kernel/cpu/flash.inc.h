@@ -148,7 +148,8 @@ static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t
     return copy;
 }
 
-/* Rows first .. first + VEC_LANES of an array, as dense fp32; rows that do not exist, of its `count`, are 0. */
+/* Rows first .. first + VEC_LANES of an array, as dense fp32; rows that do not exist, of its `count`, are 0.
+ */
 static const float *lane_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t first, int64_t count)
 {
     const int64_t real = attn__min(attn__max(count - first, 0), VEC_LANES);

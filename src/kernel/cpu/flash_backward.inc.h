@@ -42,7 +42,7 @@ typedef struct backward_state {
     float *lse, *delta; /* [lane]; lse as a power of 2 */
     float *blind;       /* [lane]: 1 for lanes without a row and rows with lse = -inf, else 0 */
     float *p, *ds;      /* [BACK_K][BACK_Q] */
-    float *k, *v;       /* a tile widened or gathered to dense fp32; also a row of q, dO */
+    float *k, *v;       /* a tile widened or gathered to dense fp32; also some rows of q, dO */
     float *strips;      /* K of a tile: [strip][BACK_K][PANEL] */
 } backward_state;
 
