@@ -157,6 +157,7 @@ def test_refused(qkv):
 
 def test_bfloat16_without_a_dtype_for_it(qkv, monkeypatch):
     """bf16 from an exporter that is no PyTorch: NumPy has no dtype for the result, but out= does."""
+    _arrays.numpy_dtype.cache_clear() # another test may have found it
     monkeypatch.setitem(sys.modules, "ml_dtypes", None)
     bits = [(x.view(np.uint32) >> 16).astype(np.uint16) for x in qkv]
     values = [(x.astype(np.uint32) << 16).view(np.float32) for x in bits]
