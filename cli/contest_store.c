@@ -5,7 +5,6 @@
  */
 #include "contest_store.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 #include "random.h"

@@ -10,7 +10,7 @@ typedef struct cli_place {
     int gpu;
 } cli_place;
 
-/* NULL and an error text: out of memory. */
+/* Begins a cache line.  NULL and an error text: out of memory. */
 void *cli_place_alloc(cli_place place, size_t bytes);
 void cli_place_free(cli_place place, void *memory);
 attn_status cli_place_fill(cli_place place, void *memory, unsigned char byte, size_t bytes);

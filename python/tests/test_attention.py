@@ -42,6 +42,14 @@ def test_result_of_another_dtype(random):
     Reference(q, k, v).check(attn.attention(q, k, v, out=out))
 
 
+@pytest.mark.parametrize("tokens", (1, 7, 300))
+def test_results_begin_cache_lines(random, tokens):
+    q, k, v = (random.standard_normal((2, tokens, 16), np.float32) for _ in range(3))
+    out, lse = attn.attention(q, k, v, return_lse=True)
+    for result in (out, lse, *attn.attention_backward(q, q, k, v, out, lse)):
+        assert result.ctypes.data % 64 == 0 and result.flags.c_contiguous
+
+
 def test_bfloat16_of_ml_dtypes(random):
     ml_dtypes = pytest.importorskip("ml_dtypes")
     q, k, v = (random.standard_normal((2, 3, 9, 16)).astype(ml_dtypes.bfloat16) for _ in range(3))

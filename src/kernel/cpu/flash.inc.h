@@ -125,9 +125,9 @@ static void transpose_rows(float *to, const float *rows, int64_t dim, float fact
 }
 
 /*
- * `count` rows of K or V as the micro-kernels want them: where they lie if that is fp32 with dense dims, else
- * widened or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a page
- * each: copied together they are read faster, if they are read often enough.
+ * `count` rows as the micro-kernels want them: where they lie if that is fp32 with dense dims, else widened
+ * or gathered.  Rows that lie apart (heads interleaved, say) share a few cache sets and fill a page each:
+ * copied together they are read faster, if they are read often enough.
  */
 static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t count, bool often,
                               int64_t *token)
@@ -148,22 +148,20 @@ static const float *tile_rows(float *copy, attn__rows rows, int64_t dim, int64_t
     return copy;
 }
 
-/* Rows first .. first + VEC_LANES of an array, as dense fp32; rows that do not exist, of its `count`, are 0.
- */
+/* Rows first .. first + VEC_LANES of the `count` rows of an array, dense in fp32; rows that do not exist are
+ * 0. */
 static const float *lane_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t first, int64_t count)
 {
-    const int64_t real = attn__min(attn__max(count - first, 0), VEC_LANES);
-    const attn__rows from = {attn__element(rows->data, rows->dtype, first * rows->token), rows->dtype,
-                             rows->token, rows->dim};
-    int64_t token = dim;
-    const float *at = real == 0 ? copy : tile_rows(copy, from, dim, real, true, &token);
-    if (real == VEC_LANES) {
-        return at;
+    if (first + VEC_LANES <= count) {
+        const attn__rows whole = {attn__element(rows->data, rows->dtype, first * rows->token), rows->dtype,
+                                  rows->token, rows->dim};
+        int64_t token; /* dim */
+        return tile_rows(copy, whole, dim, VEC_LANES, true, &token);
     }
-    if (at != copy) {
-        memcpy(copy, at, sizeof(float) * (size_t)(real * dim));
+    memset(copy, 0, sizeof(float) * (size_t)(VEC_LANES * dim));
+    for (int64_t i = first; i < count; i++) {
+        widen(copy + (i - first) * dim, rows->data, i * rows->token, rows->dtype, rows->dim, dim);
     }
-    memset(copy + real * dim, 0, sizeof(float) * (size_t)((VEC_LANES - real) * dim));
     return copy;
 }
 

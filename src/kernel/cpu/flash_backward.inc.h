@@ -42,7 +42,7 @@ typedef struct backward_state {
     float *lse, *delta; /* [lane]; lse as a power of 2 */
     float *blind;       /* [lane]: 1 for lanes without a row and rows with lse = -inf, else 0 */
     float *p, *ds;      /* [BACK_K][BACK_Q] */
-    float *k, *v;       /* a tile widened or gathered to dense fp32; also some rows of q, dO */
+    float *k, *v;       /* a tile widened or gathered to dense fp32; also VEC_LANES rows of q, dO */
     float *strips;      /* K of a tile: [strip][BACK_K][PANEL] */
 } backward_state;
 
@@ -95,16 +95,19 @@ static size_t backward_lay_out(backward_state *state, float *scratch, int64_t ro
 
 /* ---- packing ------------------------------------------------------------------------------------- */
 
-/* One dense row into the strips of `rows` rows that begin at `to`; dims that do not exist are 0. */
-VEC_INLINE void pack_strips(float *to, int64_t rows, const float *row, int64_t dim)
+/* One dense row into the strips of `rows` rows that begin at `to`; dims that do not exist are 0.  By vectors:
+ * a short copy of a length that gcc does not know may become REP MOVS, which takes 30 cycles to begin. */
+static void pack_strips(float *to, int64_t rows, const float *row, int64_t dim)
 {
     int64_t d = 0;
     for (; d + PANEL <= dim; d += PANEL, to += rows * PANEL) {
         vec_store(to, vec_load(row + d));
         vec_store(to + VEC_LANES, vec_load(row + d + VEC_LANES));
     }
-    for (int64_t i = 0; d < dim && i < PANEL; i++) {
-        to[i] = d + i < dim ? row[d + i] : 0.0f;
+    if (d < dim) {
+        for (int64_t i = 0; i < PANEL; i++) {
+            to[i] = d + i < dim ? row[d + i] : 0.0f;
+        }
     }
 }
 
@@ -120,8 +123,8 @@ static bool pack_lane(backward_state *state, int64_t lane)
     return real;
 }
 
-/* The same rows without row i. */
-static const float *drop_row(float *copy, const float *rows, int64_t i, int64_t dim)
+/* VEC_LANES dense rows with row i set to 0: in `copy`, since they may be the caller's. */
+static const float *without_row(float *copy, const float *rows, int64_t i, int64_t dim)
 {
     if (rows != copy) {
         memcpy(copy, rows, sizeof(float) * (size_t)(VEC_LANES * dim));
@@ -144,8 +147,8 @@ static void pack_rows(backward_state *state)
         const float *dout_rows = lane_rows(state->v, &dout, g->dim_v, lane, g->count);
         for (int64_t i = 0; i < VEC_LANES; i++) {
             if (!pack_lane(state, lane + i)) {
-                q_rows = drop_row(state->k, q_rows, i, g->dim_qk);
-                dout_rows = drop_row(state->v, dout_rows, i, g->dim_v);
+                q_rows = without_row(state->k, q_rows, i, g->dim_qk);
+                dout_rows = without_row(state->v, dout_rows, i, g->dim_v);
             }
         }
         state->finite = state->finite && all_finite(q_rows, VEC_LANES * g->dim_qk) &&
