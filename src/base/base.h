@@ -119,6 +119,11 @@ static inline int attn__thread(void)
 {
     return omp_get_thread_num();
 }
+/* Threads of the parallel region that asks. */
+static inline int attn__team(void)
+{
+    return omp_get_num_threads();
+}
 #else
 static inline int attn__threads_max(void)
 {
@@ -127,6 +132,10 @@ static inline int attn__threads_max(void)
 static inline int attn__thread(void)
 {
     return 0;
+}
+static inline int attn__team(void)
+{
+    return 1;
 }
 #endif
 

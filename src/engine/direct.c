@@ -134,21 +134,68 @@ attn__block attn__forward_block(const attn__forward *f, const attn__sequence *s,
                          .span_count = count > 0 ? 1 : 0};
 }
 
+/* Where an item's number leads. */
+typedef struct place {
+    attn__sequence s;
+    int64_t sequence; /* in f->order */
+    attn__few few;
+    int64_t at;         /* of the sequence's items */
+    int64_t head, tile; /* unless it is one of few queries */
+} place;
+
+static place place_of(const attn__forward *f, int64_t item)
+{
+    const attn_plan *plan = f->run->plan;
+    int64_t low = 0, high = plan->problem.batch; /* first[low] <= item < first[high] */
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        *(f->first[middle] <= item ? &low : &high) = middle;
+    }
+    place w = {.s = attn__sequence_at(&f->run->io->sequences, f->order[low]),
+               .sequence = f->order[low],
+               .at = item - f->first[low]};
+    int64_t tiles = attn__ceil_div(w.s.q_count, plan->tile_q);
+    w.few = attn__few_of(plan, &w.s);
+    w.head = w.at / tiles;
+    w.tile = tiles - 1 - w.at % tiles;
+    return w;
+}
+
+static const void *queries_at(const attn__forward *f, const place *w)
+{
+    const attn_plan *plan = f->run->plan;
+    return attn__tensor_at(&f->in[ATTN_Q], plan->problem.dtype, w->s.batch, w->head,
+                           w->s.q_first + w->tile * plan->tile_q);
+}
+
+/* Of the item that this thread is likely to take after `item`, if it is a tile. */
+static const void *next_queries(const attn__forward *f, int64_t item)
+{
+    const int64_t next = item + attn__team();
+    if (next >= f->first[f->run->plan->problem.batch]) {
+        return NULL;
+    }
+    const place w = place_of(f, next);
+    return w.few.tasks > 0 ? NULL : queries_at(f, &w);
+}
+
 /* A query tile of one head against all keys.  Rows of the result go straight to their place where they can,
  * through a tile otherwise. */
-static attn_status compute_tile(const attn__forward *f, const attn__sequence *s, int64_t head, int64_t tile)
+static attn_status compute_tile(const attn__forward *f, const place *w, const void *next_q)
 {
     const attn_plan *plan = f->run->plan;
     const attn_problem *p = &plan->problem;
     const attn__memory_io *io = f->run->io;
     bool in_place = io->sink.data == io && !io->merge && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
-    int64_t row = tile * plan->tile_q, token = s->q_first + row;
+    const attn__sequence *s = &w->s;
+    int64_t head = w->head, row = w->tile * plan->tile_q, token = s->q_first + row;
     attn__forward_thread space = attn__forward_space(f);
     attn__span span;
     attn__block block = attn__forward_block(f, s, head / (p->heads_q / p->heads_kv), 0, s->kv_count, &span);
     block.first = row;
     block.count = attn__min(plan->tile_q, s->q_count - row);
-    block.q = attn__tensor_at(&f->in[ATTN_Q], p->dtype, s->batch, head, token);
+    block.q = queries_at(f, w);
+    block.next_q = next_q;
     block.q_token = f->in[ATTN_Q].stride[2];
     block.q_dim = f->in[ATTN_Q].stride[3];
     block.o = in_place ? attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token) : space.o;
@@ -168,19 +215,11 @@ static attn_status compute_tile(const attn__forward *f, const attn__sequence *s,
 
 static attn_status compute_item(attn__forward *f, int64_t item)
 {
-    const attn_plan *plan = f->run->plan;
-    int64_t low = 0, high = plan->problem.batch; /* first[low] <= item < first[high] */
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        *(f->first[middle] <= item ? &low : &high) = middle;
+    const place w = place_of(f, item);
+    if (w.few.tasks > 0) {
+        return attn__few_compute(f, &w.s, w.sequence, &w.few, w.at);
     }
-    attn__sequence s = attn__sequence_at(&f->run->io->sequences, f->order[low]);
-    attn__few few = attn__few_of(plan, &s);
-    int64_t tiles = attn__ceil_div(s.q_count, plan->tile_q), at = item - f->first[low];
-    if (few.tasks > 0) {
-        return attn__few_compute(f, &s, f->order[low], &few, at);
-    }
-    return compute_tile(f, &s, at / tiles, tiles - 1 - at % tiles);
+    return compute_tile(f, &w, next_queries(f, item));
 }
 
 /* ---- all of it ---- */

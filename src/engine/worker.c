@@ -189,17 +189,40 @@ static int64_t list_spans(const attn__rank_work *w, const attn__piece *t, int64_
     return count;
 }
 
-/* Tile `tile` of the piece for one (batch, head): one kernel call. */
-static void compute_tile(const attn__rank_work *w, const attn__piece *t, int64_t plane, int64_t tile)
+/* An item is one tile of the piece for one (batch, head), a plane.  Last tiles first: under a causal mask
+ * they are the long ones, and short ones fill up the end. */
+typedef struct place {
+    int64_t b, h, plane;
+    int64_t row;   /* of the piece */
+    int64_t local; /* of the group */
+    view q;
+} place;
+
+static int64_t tiles_of(const attn__rank_work *w, const attn__piece *t)
+{
+    return attn__ceil_div(t->count, w->run->plan->tile_q);
+}
+
+static place place_of(const attn__rank_work *w, const attn__piece *t, int64_t item)
+{
+    const attn_plan *plan = w->run->plan;
+    const int64_t heads = plan->problem.heads_q, tiles = tiles_of(w, t), plane = item / tiles;
+    place at = {.b = plane / heads, .h = plane % heads, .plane = plane};
+    at.row = (tiles - 1 - item % tiles) * plan->tile_q;
+    at.local = t->first - t->group_first + at.row;
+    at.q = look(w, ATTN_Q, w->q, t->group_count, at.local, t->first + at.row, at.b, at.h);
+    return at;
+}
+
+/* One kernel call; `next` is the item that this thread is likely to take after it, or -1. */
+static void compute_item(const attn__rank_work *w, const attn__piece *t, int64_t item, int64_t next)
 {
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
-    int64_t b = plane / p->heads_q, h = plane % p->heads_q, row = tile * plan->tile_q;
+    const place own = place_of(w, t, item);
     char *at = w->threads + attn__thread() * plan->space.thread;
     char *scratch = attn__take(&at, (int64_t)plan->kernel->scratch(&plan->shape));
     attn__span *spans = attn__take(&at, plan->set_kv_size * (int64_t)sizeof(attn__span));
-    int64_t local = t->first - t->group_first + row; /* row within the group */
-    view q = look(w, ATTN_Q, w->q, t->group_count, local, t->first + row, b, h);
     attn__block block = {
         .dtype = p->dtype,
         .dim_qk = p->dim_qk,
@@ -207,16 +230,17 @@ static void compute_tile(const attn__rank_work *w, const attn__piece *t, int64_t
         .scale = (float)p->scale,
         .lo = plan->band.lo,
         .hi = plan->band.hi,
-        .first = t->first + row,
-        .count = attn__min(plan->tile_q, t->count - row),
-        .q = q.data,
-        .q_token = q.token,
-        .q_dim = q.dim,
+        .first = t->first + own.row,
+        .count = attn__min(plan->tile_q, t->count - own.row),
+        .q = own.q.data,
+        .q_token = own.q.token,
+        .q_dim = own.q.dim,
+        .next_q = next < 0 ? NULL : place_of(w, t, next).q.data,
         .spans = spans,
-        .span_count = list_spans(w, t, b, h / (p->heads_q / p->heads_kv), spans),
-        .o = w->o + (plane * t->group_count + local) * p->dim_v,
+        .span_count = list_spans(w, t, own.b, own.h / (p->heads_q / p->heads_kv), spans),
+        .o = w->o + (own.plane * t->group_count + own.local) * p->dim_v,
         .o_stride = p->dim_v,
-        .lse = w->lse + plane * t->group_count + local,
+        .lse = w->lse + own.plane * t->group_count + own.local,
     };
     plan->kernel->forward(&block, scratch);
 }
@@ -239,18 +263,17 @@ static int64_t piece_cells(const attn__rank_work *w, const attn__piece *t)
 static attn_status compute_piece(attn__rank_work *w, const attn__piece *t)
 {
     const attn_plan *plan = w->run->plan;
-    int64_t tiles = attn__ceil_div(t->count, plan->tile_q);
-    int64_t items = plan->problem.batch * plan->problem.heads_q * tiles, cells = piece_cells(w, t);
+    int64_t items = plan->problem.batch * plan->problem.heads_q * tiles_of(w, t), cells = piece_cells(w, t);
     double flops = attn__flops(&plan->problem, cells);
     int64_t slices = attn__slices(plan, flops, items);
     bool together = attn__worth_threads(flops);
     for (int64_t slice = 0; slice < slices; slice++) {
         int64_t from = items * slice / slices, to = items * (slice + 1) / slices;
         double begin = attn__now();
-        /* Last tiles first: under a causal mask they are the long ones, and short ones fill up the end. */
 #pragma omp parallel for schedule(dynamic) num_threads(plan->threads) if (together)
         for (int64_t item = from; item < to; item++) {
-            compute_tile(w, t, item / tiles, tiles - 1 - item % tiles);
+            const int64_t next = item + attn__team();
+            compute_item(w, t, item, next < items ? next : -1);
         }
         if (attn__run_stopped(w->run)) {
             return attn__fail(ATTN_ECANCELED, "another worker failed");

@@ -30,6 +30,8 @@ typedef struct attn__block {
     int64_t first, count; /* query rows, global positions; count <= the row's tile_q */
     const void *q;
     int64_t q_token, q_dim;
+    const void *next_q; /* queries, strides alike, that the caller's next call is likely to have, or NULL: may
+                         * be asked for, is not read */
     const attn__span *spans; /* ascending, disjoint; none is legal */
     int64_t span_count;
     float *o; /* [count] rows, o_stride elements apart, dense dims */

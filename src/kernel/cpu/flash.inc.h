@@ -240,17 +240,16 @@ static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, in
     return loaded;
 }
 
-/* No tile follows: memory brings the lines that O is written to, and the rows of Q behind these, which the
- * next call is likely to read. */
+/* No tile follows: memory brings the lines that O is written to, and the next call's rows of Q. */
 static void ask_for_queries(const flash_state *state, flash_tile *tile)
 {
     const attn__block *block = state->block;
     const attn__rows o = {block->o, ATTN_F32, block->o_stride, 1};
-    const attn__rows q = {block->q, block->dtype, block->q_token, block->q_dim};
+    const attn__rows q = {block->next_q, block->dtype, block->q_token, block->q_dim};
     const int64_t uses = tile->count * state->panels;
     tile->k.ask = ask_for(&o, block->dim_v, 0, block->count, uses * block->dim_qk);
-    if (block->q_dim == 1) {
-        tile->v.ask = ask_for(&q, block->dim_qk, block->count, block->count, uses * block->dim_v);
+    if (q.data != NULL && q.dim == 1) {
+        tile->v.ask = ask_for(&q, block->dim_qk, 0, block->count, uses * block->dim_v);
     }
 }
 

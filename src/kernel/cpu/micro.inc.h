@@ -184,9 +184,9 @@ VEC_INLINE void flash_store_sums(const flash_shape shape, float *s, vec *acc)
 {
     FLASH_UNROLL
     for (int dims = shape.dims; dims > 1; dims /= 2) {
-        const vec third = shape.vectors == 3 ? acc[2] : acc[1];
         acc[0] = vec_add(vec_even(acc[0], acc[1]), vec_odd(acc[0], acc[1]));
-        acc[1] = acc[2] = vec_add(vec_even(third, third), vec_odd(third, third));
+        acc[1] = shape.vectors == 3 ? vec_add(vec_even(acc[2], acc[2]), vec_odd(acc[2], acc[2])) : acc[0];
+        acc[2] = acc[1];
     }
     vec_store(s, acc[0]);
     if (flash_vectors(shape) == 2) {
