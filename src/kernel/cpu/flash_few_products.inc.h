@@ -10,9 +10,9 @@
  *
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
  * (few_set_ahead: busy), memory would wait: then every key's arithmetic carries requests for a key far ahead,
- * so that they are even in time.  The groups take turns with the keys of K.  Strips of V are not read in
- * order, but what lies far ahead is asked for in order, a share by each group: memory is a third slower
- * otherwise.
+ * so that they are even in time.  The groups take turns with the keys of K.  Strips of V, and keys of K that
+ * are taken several at once, are not read in order, but what lies far ahead is asked for in order, of V a
+ * share by each group: memory is a third slower otherwise.
  */
 VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
@@ -209,9 +209,8 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
 VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *keys, int64_t from, int64_t to)
 {
-    enum { SQUARES = VEC_LANES >= 16 };    /* fewer keys at once gain nothing */
-    const bool alone = group->askers == 1; /* then it waits for memory, which wants key after key */
-    if (group->m == 4 && SQUARES && !alone) {
+    enum { SQUARES = VEC_LANES >= 16 }; /* fewer keys at once gain nothing */
+    if (group->m == 4 && SQUARES) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, true, dtype, state, group, keys, from, to);
     } else if (group->m == 4) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, false, dtype, state, group, keys, from, to);
