@@ -87,22 +87,29 @@ def wrong_dtype(name: str, dtype: str) -> TypeError:
     return TypeError(f"{name} is {dtype}; attn computes in float32, float16 and bfloat16: convert it first")
 
 
+def view_of_numpy(name: str, shape: Tuple[int, ...], strides: Tuple[int, ...], numpy: Any,
+                  writable: bool) -> View:
+    """Of an array of NumPy's dtype `numpy`, aligned, with strides in bytes, wherever it lies."""
+    dtype = NUMPY_DTYPES.get(numpy)
+    if dtype is None:
+        if numpy.name != "bfloat16" or not numpy.isnative:
+            raise wrong_dtype(name, str(numpy))
+        dtype = Dtype.BF16 # of ml_dtypes
+    size = BYTES[dtype]
+    if any(stride % size for stride in strides):
+        raise InvalidArgument(f"{name} has strides {strides} in bytes: elements of {size} bytes must lie on "
+                              f"multiples of {size}")
+    return View(name, 0, shape, tuple(stride // size for stride in strides), dtype, writable, None)
+
+
 def view_numpy(name: str, array: np.ndarray) -> View:
     if isinstance(array, np.ma.MaskedArray):
         raise TypeError(f"{name} is a masked array, whose mask would be ignored: give {name}.filled(...)")
-    dtype = NUMPY_DTYPES.get(array.dtype)
-    if dtype is None:
-        if array.dtype.name != "bfloat16" or not array.dtype.isnative:
-            raise wrong_dtype(name, str(array.dtype))
-        dtype = Dtype.BF16 # of ml_dtypes
-    size = BYTES[dtype]
-    if any(stride % size for stride in array.strides) or not array.flags.aligned:
+    seen = view_of_numpy(name, array.shape, array.strides, array.dtype, array.flags.writeable)
+    if not array.flags.aligned:
         raise InvalidArgument(
-            f"{name} has strides {array.strides} in bytes or begins at an odd address: elements of "
-            f"{size} bytes must lie on multiples of {size}")
-    strides = tuple(stride // size for stride in array.strides)
-    return View(name, array.__array_interface__["data"][0], array.shape, strides, dtype,
-                array.flags.writeable, array)
+            f"{name} begins at an odd address: elements must lie on multiples of {BYTES[seen.dtype]}")
+    return seen._replace(address=array.ctypes.data, owner=array)
 
 
 def where(array: Any) -> Optional[int]:
@@ -215,17 +222,19 @@ def maker(like: Any) -> Callable[[str, Tuple[int, ...], Dtype], Any]:
     def make(_name: str, shape: Tuple[int, ...], dtype: Dtype) -> Any:
         if torch is not None:
             return torch.empty(shape, dtype=torch_dtype(dtype))
-        return empty(shape, numpy_dtype(dtype))
+        return empty(shape, dtype)[0]
 
     return make
 
 
-def empty(shape: Tuple[int, ...], dtype: Any) -> Any:
-    """np.empty() at the begin of a cache line: gradients whose vectors cross lines take 2 to 10 % longer."""
-    line, size = 64, math.prod(shape) * np.dtype(dtype).itemsize
-    room = np.empty(size + line, np.uint8)
-    skip = -room.ctypes.data % line
-    return room[skip:skip + size].view(dtype).reshape(shape)
+def empty(shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
+    """np.empty() at the begin of a cache line, and its address: gradients whose vectors cross lines take 2 to
+    10 % longer."""
+    line = 64
+    room = np.empty(math.prod(shape) * BYTES[dtype] + line, np.uint8)
+    address = room.ctypes.data
+    skip = -address % line
+    return np.ndarray(shape, numpy_dtype(dtype), room, skip), address + skip
 
 
 def name_of(dtype: Dtype) -> str:

@@ -8,6 +8,8 @@ import functools
 import sys
 from typing import Any, Callable, Dict, Optional, Tuple
 
+import numpy as np
+
 from . import _arrays
 from ._arrays import NAMES, Starts, View
 from ._errors import InvalidArgument
@@ -15,8 +17,9 @@ from ._gpu_array import GpuArray, Memory
 from ._library import call
 from ._types import Dtype
 
-# What a plan depends on in an array: shape, strides, dtype, GPU, and whether it may be written; or of a
-# tensor of PyTorch, with its own dtype, whether it requires a gradient.
+# What a plan depends on in an array: shape, strides, dtype, GPU, and whether it may be written. Of an array
+# of NumPy with its own dtype and strides in bytes; of a tensor of PyTorch with its own dtype and, last, whether
+# it requires a gradient.
 Signature = Tuple[Tuple[int, ...], Tuple[int, ...], Any, Optional[int], bool]
 Seen = Tuple[Optional[Signature], int, Any] # with the address, and what keeps the memory alive
 NOTHING: Seen = (None, 0, None)
@@ -38,6 +41,8 @@ def view_of(name: str, signature: Signature) -> View:
     shape, strides, dtype, gpu, flag = signature
     if isinstance(dtype, Dtype):
         return View(name, 0, shape, strides, dtype, flag, None, gpu)
+    if isinstance(dtype, np.dtype):
+        return _arrays.view_of_numpy(name, shape, strides, dtype, flag)
     if flag:
         raise BufferError(f"{name} requires a gradient: use attn.torch.attention, or {name}.detach()")
     known = NAMES.get(str(dtype)[len("torch."):])
@@ -56,15 +61,17 @@ def current_stream() -> Callable[[int], int]:
 
 
 class HostSpace:
-    """The host's memory. Results are tensors of PyTorch if q is one, else NumPy arrays."""
+    """The host's memory. Results are tensors of PyTorch (`torch`) if q is one, else NumPy arrays."""
 
     gpu, stream = None, 0
 
-    def __init__(self, q: Any) -> None:
-        self.torch = sys.modules["torch"] if _arrays.is_torch(q) else None
-        self.make = _arrays.maker(q)
+    def __init__(self, torch: Any) -> None:
+        self.torch = torch
 
     def look(self, name: str, array: Any, out: bool = False) -> Seen:
+        if type(array) is np.ndarray and array.flags.aligned:
+            writable = array.flags.writeable
+            return (array.shape, array.strides, array.dtype, None, writable), array.ctypes.data, array
         torch = self.torch
         if (torch is not None and isinstance(array, torch.Tensor) and array.layout is torch.strided
                 and array.device.type == "cpu" and array.data_ptr() % array.element_size() == 0):
@@ -72,8 +79,10 @@ class HostSpace:
         return seen_by_dlpack(name, array, out, self.stream)
 
     def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
-        array = self.make("", shape, dtype)
-        return array, array.data_ptr() if self.torch is not None else array.ctypes.data
+        if self.torch is None:
+            return _arrays.empty(shape, dtype)
+        array = self.torch.empty(shape, dtype=_arrays.torch_dtype(dtype))
+        return array, array.data_ptr()
 
     def upload(self, values: Any) -> Tuple[Any, int]:
         return values, values.ctypes.data # they are there
@@ -161,7 +170,7 @@ def space_of(q: Any, stream: Optional[int]) -> Any:
         return PlainSpace(gpu, stream or 0)
     if stream is not None:
         raise InvalidArgument("stream is for arrays in a GPU's memory; q lies in the host's")
-    return HostSpace(q)
+    return HostSpace(sys.modules["torch"] if _arrays.is_torch(q) else None)
 
 
 # ---- sequences of unequal length ----
