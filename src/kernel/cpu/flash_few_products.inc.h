@@ -304,7 +304,7 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
     }
 }
 
-/* In strips of `most` vectors, and what is left of the dims in less. */
+/* In strips of `most` vectors, and what is left of the dims in less: 8 are 4 and 4, not 6 and 2. */
 VEC_INLINE void few_strips(const int m, const int most, const attn_dtype dtype, const few_state *state,
                            const few_group *group, const few_rows *values, int64_t from, int64_t to)
 {
@@ -313,7 +313,7 @@ VEC_INLINE void few_strips(const int m, const int most, const attn_dtype dtype, 
     flash_ask next = few_ask(state, group, values, from, to);
     for (int64_t d = 0; d < dim;) {
         const int64_t left = (dim - d) / L;
-        if (left >= most) {
+        if (left >= most && (left != 8 || 8 % most == 0)) {
             few_strip(m, most, dtype, true, state, group, d, values, from, to, &next);
             d += most * L;
         } else if (most > 4 && left >= 4) {
@@ -385,7 +385,8 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
 VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_state *state,
                               const few_group *group, const few_rows *values, int64_t from, int64_t to)
 {
-    const int most = VEC_LANES / m < FEW_SUMS ? VEC_LANES / m : FEW_SUMS;
+    const int fit = (FEW_REGISTERS - 1) / m - 1; /* beside m weights and a vector of V */
+    const int most = fit < FEW_SUMS ? fit : FEW_SUMS;
     for (int64_t end; from < to; from = end) {
         end = attn__min(from + FEW_BLOCK, to);
         if (m == 1 && state->block->dim_v > most * VEC_LANES) {
