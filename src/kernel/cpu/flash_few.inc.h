@@ -328,14 +328,15 @@ static void few_end(const few_state *state)
     }
 }
 
-/* Is this path faster than a panel?  With the rows of one group; if a quarter of the lanes of a panel that is
- * not narrow would be empty; and with the rows of two groups if a panel would have to widen K and V first. */
+/* Is this path faster than a panel?  With the rows of one group; if a quarter of the lanes of a panel would
+ * be empty, of a narrow one three eighths; and with the rows of two groups if a panel would have to widen K
+ * and V first. */
 static bool few_suits(const attn__block *block)
 {
     const int64_t rows = block->count;
     const flash_shape shape = flash_shape_of(rows, block->dim_qk, block->dim_v);
     const int64_t lanes = flash_queries(shape);
-    const bool suits = shape.dims > 1 ? rows <= FEW_GROUP : 4 * rows <= 3 * lanes;
+    const bool suits = shape.dims > 1 ? rows <= FEW_GROUP || 8 * rows <= 5 * lanes : 4 * rows <= 3 * lanes;
     return rows <= FEW_MOST && (suits || (block->dtype != ATTN_F32 && rows <= 2 * FEW_GROUP));
 }
 
