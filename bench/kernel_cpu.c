@@ -171,6 +171,7 @@ static void run_forward(const attn__kernel *kernel, const bench_case *c, const b
                              .k_dim = 1,
                              .v_token = a->token,
                              .v_dim = 1};
+    const int64_t next = first + count;
     const attn__block block = {.dtype = c->dtype,
                                .dim_qk = c->dim,
                                .dim_v = c->dim,
@@ -182,6 +183,7 @@ static void run_forward(const attn__kernel *kernel, const bench_case *c, const b
                                .q = attn__element(a->q, c->dtype, first * a->token),
                                .q_token = a->token,
                                .q_dim = 1,
+                               .next_q = next < a->n ? attn__element(a->q, c->dtype, next * a->token) : NULL,
                                .spans = &span,
                                .span_count = 1,
                                .o = a->o + first * c->dim,

@@ -289,6 +289,8 @@ static attn__block block_of(const kernel_case *c, int64_t first, int64_t count)
         .q = kernel_element(c, &c->q, first, 0),
         .q_token = c->q.token,
         .q_dim = c->q.dim,
+        .next_q =
+            kernel_element(c, &c->q, first + count, 0), /* behind the last rows, which must not matter */
         .spans = c->span_count == 0 ? NULL : c->spans,
         .span_count = c->span_count,
         .o = (float *)c->o.data + first * c->o_stride,
