@@ -40,7 +40,8 @@ attn_status attn__fail(attn_status status, const char *format, ...) ATTN__PRINTF
 /* ---- memory (memory.c) ---- */
 
 /* All of the library's heap memory.  attn__alloc gives 64-byte aligned memory, never of size 0; NULL
- * with the error text set when there is none.  attn__free(NULL) is fine. */
+ * with the error text set when there is none.  attn__free(NULL) is fine; of blocks of 1 MiB or more one is
+ * kept for the next, and counts as freed. */
 void attn__free(void *memory);
 ATTN__OWNED void *attn__alloc(size_t bytes);
 ATTN__OWNED void *attn__alloc_zero(size_t bytes);

@@ -7,7 +7,9 @@
  *
  * Blocks of half a huge page or more lie on whole ones, where the system has them to give: kernels whose
  * scratch fills the second-level cache would else miss in the TLB, too (docs/perf/cpu_amx_backward.md).  What
- * the last page adds is not counted.
+ * the last page adds is not counted.  One such block that was freed is kept for the next: the system clears
+ * what it gives, and 2 MiB take it a tenth of a millisecond, which a call that needs its workspace for less
+ * than ten would pay each time.
  */
 #define _DEFAULT_SOURCE /* madvise */
 
@@ -18,11 +20,18 @@
 
 #include "base/base.h"
 
-enum { HEAD = 64, HUGE_PAGE = 2 * 1024 * 1024 };
+enum { HEAD = 64, HUGE_PAGE = 2 * 1024 * 1024, KEPT_MOST = 64 * 1024 * 1024 };
+
+/* At the begin of each allocation. */
+typedef struct head {
+    size_t room;  /* bytes behind the head, counted */
+    size_t whole; /* bytes on huge pages, with the head; 0: none */
+} head;
 
 static atomic_size_t bytes_now;
 static atomic_size_t bytes_peak;
 static atomic_int_least64_t fail_after = -1;
+static _Atomic(head *) kept; /* or NULL */
 
 static bool fails_now(void)
 {
@@ -43,36 +52,58 @@ static void count_in(size_t bytes)
     }
 }
 
-/* `bytes` on HEAD's boundary, on huge pages if that is worth it; or NULL. */
-static void *take(size_t bytes)
+/* On whole huge pages. */
+static head *take_huge(size_t bytes)
 {
-    if (bytes < HUGE_PAGE / 2) {
-        return aligned_alloc(HEAD, bytes);
-    }
     const size_t whole = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    void *memory = aligned_alloc(HUGE_PAGE, whole);
-#ifdef MADV_HUGEPAGE
-    if (memory != NULL) {
-        (void)madvise(memory, whole, MADV_HUGEPAGE); /* small pages do, too */
+    head *memory = atomic_exchange(&kept, NULL);
+    if (memory != NULL && memory->whole >= whole) {
+        return memory;
     }
+    free(memory);
+    memory = aligned_alloc(HUGE_PAGE, whole);
+    if (memory != NULL) {
+#ifdef MADV_HUGEPAGE
+        (void)madvise(memory, whole, MADV_HUGEPAGE); /* small pages do, too */
 #endif
+        memory->whole = whole;
+    }
     return memory;
+}
+
+/* `bytes` on HEAD's boundary, on huge pages if that is worth it; or NULL. */
+static head *take(size_t bytes)
+{
+    if (bytes >= HUGE_PAGE / 2) {
+        return take_huge(bytes);
+    }
+    head *memory = aligned_alloc(HEAD, bytes);
+    if (memory != NULL) {
+        memory->whole = 0;
+    }
+    return memory;
+}
+
+static void give_back(head *memory)
+{
+    const bool keep = memory->whole > 0 && memory->whole <= KEPT_MOST;
+    free(keep ? atomic_exchange(&kept, memory) : memory);
 }
 
 void *attn__alloc(size_t bytes)
 {
     size_t room = bytes == 0 ? HEAD : (bytes + HEAD - 1) / HEAD * HEAD;
-    char *head = NULL;
+    head *memory = NULL;
     if (bytes <= SIZE_MAX / 2 && !fails_now()) {
-        head = take(room + HEAD);
+        memory = take(room + HEAD);
     }
-    if (head == NULL) {
+    if (memory == NULL) {
         (void)attn__fail(ATTN_ENOMEM, "no memory for %zu bytes; use more workers or a memory limit", bytes);
         return NULL;
     }
-    memcpy(head, &room, sizeof room);
+    memory->room = room;
     count_in(room);
-    return head + HEAD;
+    return (char *)memory + HEAD;
 }
 
 void *attn__alloc_zero(size_t bytes)
@@ -109,11 +140,9 @@ void attn__free(void *memory)
     if (memory == NULL) {
         return;
     }
-    char *head = (char *)memory - HEAD;
-    size_t room;
-    memcpy(&room, head, sizeof room);
-    atomic_fetch_sub(&bytes_now, room);
-    free(head);
+    head *begin = (head *)(void *)((char *)memory - HEAD);
+    atomic_fetch_sub(&bytes_now, begin->room);
+    give_back(begin);
 }
 
 size_t attn__memory_now(void)
