@@ -20,7 +20,7 @@
 
 #include "base/base.h"
 
-enum { HEAD = 64, HUGE_PAGE = 2 * 1024 * 1024, KEPT_MOST = 64 * 1024 * 1024 };
+enum { HEAD = 64, HUGE_PAGE = 2 * 1024 * 1024, KEPT_MOST = 256 * 1024 * 1024 };
 
 /* At the begin of each allocation. */
 typedef struct head {
