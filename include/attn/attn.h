@@ -385,8 +385,8 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_execute(const attn_plan *plan, const a
 ATTN_API ATTN_MUST_CHECK attn_status attn_spool_remove(const attn_plan *plan);
 
 /* Plan, allocate, execute and free in one call.  io->q, k, v must be tensors (on a GPU: in its memory, and
- * the call waits for it) or io->source set.  Of workspaces of 1 MiB or more one, of up to 256 MiB, is kept for
- * the next call. */
+ * the call waits for it) or io->source set.  Of workspaces of 1 MiB or more one, of up to 256 MiB, is kept
+ * for the next call. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, const attn_io *io,
                                                   const attn_options *options);
 
