@@ -41,30 +41,32 @@ static void test_memory_is_counted(void **state)
     assert_int_equal(attn__memory_now(), before);
 }
 
-/* One large block is kept for the next that has room in it, and counts as freed. */
-static void test_large_memory_is_kept(void **state)
+/* One large workspace is kept for the next that has room in it, and counts as freed; nothing else gets it. */
+static void test_a_workspace_is_kept(void **state)
 {
     enum { MIB = 1024 * 1024 };
     (void)state;
     size_t before = attn__memory_now();
-    char *first = attn__alloc(5 * MIB);
+    char *first = attn__alloc_workspace(5 * MIB);
     assert_non_null(first);
     first[0] = 1;
-    attn__free(first);
+    attn__free_workspace(first);
     assert_int_equal(attn__memory_now(), before);
-    char *smaller = attn__alloc(3 * MIB), *other = attn__alloc(3 * MIB);
+    char *array = attn__alloc(3 * MIB);
+    assert_ptr_not_equal(array, first);
+    attn__free(array);
+    char *smaller = attn__alloc_workspace(3 * MIB), *other = attn__alloc_workspace(3 * MIB);
     assert_ptr_equal(smaller, first);
     assert_non_null(other);
     assert_true(other + 3 * MIB <= smaller || smaller + 5 * MIB <= other);
     assert_true(attn__memory_now() < before + 7 * MIB);
-    attn__free(smaller);
-    attn__free(other); /* takes the place of the one that was kept */
-    char *again = attn__alloc(2 * MIB), *larger = attn__alloc_zero(9 * MIB);
+    attn__free_workspace(smaller);
+    attn__free_workspace(other); /* takes the place of the one that was kept */
+    char *again = attn__alloc_workspace(2 * MIB), *larger = attn__alloc_workspace(9 * MIB);
     assert_ptr_equal(again, other);
     assert_non_null(larger);
-    assert_int_equal(larger[9 * MIB - 1], 0);
-    attn__free(again);
-    attn__free(larger);
+    attn__free_workspace(again);
+    attn__free_workspace(larger);
     assert_int_equal(attn__memory_now(), before);
 }
 
@@ -239,7 +241,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_status_texts),
         cmocka_unit_test(test_memory_is_counted),
-        cmocka_unit_test(test_large_memory_is_kept),
+        cmocka_unit_test(test_a_workspace_is_kept),
         cmocka_unit_test(test_memory_fails_on_request),
         cmocka_unit_test(test_overflow_checks),
         cmocka_unit_test(test_every_half_round_trips),

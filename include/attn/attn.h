@@ -398,7 +398,8 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
                                                            void *workspace);
 
-/* Plan, allocate, execute and free in one call; sets options.backward and in_memory itself. */
+/* Plan, allocate, execute and free in one call, as attn_forward(); sets options.backward and in_memory
+ * itself. */
 ATTN_API ATTN_MUST_CHECK attn_status attn_backward(const attn_problem *problem, const attn_gradients *io,
                                                    const attn_options *options);
 

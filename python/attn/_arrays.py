@@ -12,7 +12,7 @@ import ctypes
 import functools
 import math
 import sys
-from typing import Any, Callable, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -213,18 +213,6 @@ def tensor_of(seen: View, axes: Tuple[Optional[int], ...]) -> Tensor:
 def is_torch(array: Any) -> bool:
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(array, torch.Tensor)
-
-
-def maker(like: Any) -> Callable[[str, Tuple[int, ...], Dtype], Any]:
-    """Makes new arrays in the host's memory: tensors of PyTorch if `like` is one, else of NumPy."""
-    torch = sys.modules["torch"] if is_torch(like) else None
-
-    def make(_name: str, shape: Tuple[int, ...], dtype: Dtype) -> Any:
-        if torch is not None:
-            return torch.empty(shape, dtype=torch_dtype(dtype))
-        return empty(shape, dtype)[0]
-
-    return make
 
 
 def empty(shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:

@@ -15,7 +15,8 @@ import numpy as np
 from ._errors import InvalidArgument, OutOfMemory, Unsupported
 from ._library import LIBRARY, call, create_plan, failure, last_error
 from ._problem import Inputs, Window, options_of
-from . import _arrays, _types
+from ._spaces import HostSpace
+from . import _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
 
 QUORUMS = {
@@ -320,7 +321,7 @@ def run(q: Any,
     inputs = Inputs(q, k, v, causal, window, scale, layout)
     if inputs.gpu is not None:
         raise Unsupported("run() takes arrays in the host's memory; attention() computes on a GPU's own")
-    out, lse, io = inputs.results(out, return_lse, _arrays.maker(q))
+    out, lse, io = inputs.results(out, return_lse, HostSpace(q).make)
     watch = Watch(progress)
     options = quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads,
                              kernel)

@@ -61,12 +61,12 @@ def current_stream() -> Callable[[int], int]:
 
 
 class HostSpace:
-    """The host's memory. Results are tensors of PyTorch (`torch`) if q is one, else NumPy arrays."""
+    """The host's memory. Results are tensors of PyTorch if q is one, else NumPy arrays."""
 
     gpu, stream = None, 0
 
-    def __init__(self, torch: Any) -> None:
-        self.torch = torch
+    def __init__(self, q: Any) -> None:
+        self.torch = sys.modules["torch"] if _arrays.is_torch(q) else None
 
     def look(self, name: str, array: Any, out: bool = False) -> Seen:
         if type(array) is np.ndarray and array.flags.aligned:
@@ -83,6 +83,9 @@ class HostSpace:
             return _arrays.empty(shape, dtype)
         array = self.torch.empty(shape, dtype=_arrays.torch_dtype(dtype))
         return array, array.data_ptr()
+
+    def make(self, _name: str, shape: Tuple[int, ...], dtype: Dtype) -> Any:
+        return self.empty(shape, dtype)[0]
 
     def upload(self, values: Any) -> Tuple[Any, int]:
         return values, values.ctypes.data # they are there
@@ -170,7 +173,7 @@ def space_of(q: Any, stream: Optional[int]) -> Any:
         return PlainSpace(gpu, stream or 0)
     if stream is not None:
         raise InvalidArgument("stream is for arrays in a GPU's memory; q lies in the host's")
-    return HostSpace(sys.modules["torch"] if _arrays.is_torch(q) else None)
+    return HostSpace(q)
 
 
 # ---- sequences of unequal length ----

@@ -40,14 +40,17 @@ attn_status attn__fail(attn_status status, const char *format, ...) ATTN__PRINTF
 /* ---- memory (memory.c) ---- */
 
 /* All of the library's heap memory.  attn__alloc gives 64-byte aligned memory, never of size 0; NULL
- * with the error text set when there is none.  attn__free(NULL) is fine; of blocks of 1 MiB or more one is
- * kept for the next, and counts as freed. */
+ * with the error text set when there is none.  attn__free(NULL) is fine. */
 void attn__free(void *memory);
 ATTN__OWNED void *attn__alloc(size_t bytes);
 ATTN__OWNED void *attn__alloc_zero(size_t bytes);
 /* count * size with the overflow check */
 ATTN__OWNED void *attn__alloc_array(int64_t count, size_t size);
 ATTN__OWNED char *attn__strdup(const char *text);
+/* The same for what lives as long as one call: of 1 MiB or more, one of up to 256 MiB is kept for the next,
+ * and counts as freed. */
+void *attn__alloc_workspace(size_t bytes);
+void attn__free_workspace(void *memory);
 
 /* Bytes that attn__alloc has given and not got back, and the most there ever were. */
 size_t attn__memory_now(void);

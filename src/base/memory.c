@@ -7,9 +7,11 @@
  *
  * Blocks of half a huge page or more lie on whole ones, where the system has them to give: kernels whose
  * scratch fills the second-level cache would else miss in the TLB, too (docs/perf/cpu_amx_backward.md).  What
- * the last page adds is not counted.  One such block that was freed is kept for the next: the system clears
- * what it gives, and 2 MiB take it a tenth of a millisecond, which a call that needs its workspace for less
- * than ten would pay each time.
+ * the last page adds is not counted.
+ *
+ * Of workspaces on huge pages one is kept for the next: the system clears what it gives, and 2 MiB take it a
+ * tenth of a millisecond, which a call that needs its workspace for less than ten would pay each time.  Only
+ * workspaces, which live as long as a call: what lives longer would hold a block larger than it needs.
  */
 #define _DEFAULT_SOURCE /* madvise */
 
@@ -31,7 +33,7 @@ typedef struct head {
 static atomic_size_t bytes_now;
 static atomic_size_t bytes_peak;
 static atomic_int_least64_t fail_after = -1;
-static _Atomic(head *) kept; /* or NULL */
+static _Atomic(head *) kept; /* a workspace, or NULL */
 
 static bool fails_now(void)
 {
@@ -52,50 +54,41 @@ static void count_in(size_t bytes)
     }
 }
 
-/* On whole huge pages. */
-static head *take_huge(size_t bytes)
-{
-    const size_t whole = (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE;
-    head *memory = atomic_exchange(&kept, NULL);
-    if (memory != NULL && memory->whole >= whole) {
-        return memory;
-    }
-    free(memory);
-    memory = aligned_alloc(HUGE_PAGE, whole);
-    if (memory != NULL) {
-#ifdef MADV_HUGEPAGE
-        (void)madvise(memory, whole, MADV_HUGEPAGE); /* small pages do, too */
-#endif
-        memory->whole = whole;
-    }
-    return memory;
-}
-
 /* `bytes` on HEAD's boundary, on huge pages if that is worth it; or NULL. */
 static head *take(size_t bytes)
 {
-    if (bytes >= HUGE_PAGE / 2) {
-        return take_huge(bytes);
+    const bool huge = bytes >= HUGE_PAGE / 2;
+    const size_t whole = huge ? (bytes + HUGE_PAGE - 1) / HUGE_PAGE * HUGE_PAGE : 0;
+    head *memory = huge ? aligned_alloc(HUGE_PAGE, whole) : aligned_alloc(HEAD, bytes);
+    if (memory == NULL) {
+        return NULL;
     }
-    head *memory = aligned_alloc(HEAD, bytes);
-    if (memory != NULL) {
-        memory->whole = 0;
+#ifdef MADV_HUGEPAGE
+    if (huge) {
+        (void)madvise(memory, whole, MADV_HUGEPAGE); /* small pages do, too */
     }
+#endif
+    memory->whole = whole;
     return memory;
 }
 
-static void give_back(head *memory)
+/* The same, or what is kept. */
+static head *take_kept(size_t bytes)
 {
-    const bool keep = memory->whole > 0 && memory->whole <= KEPT_MOST;
-    free(keep ? atomic_exchange(&kept, memory) : memory);
+    head *memory = bytes >= HUGE_PAGE / 2 ? atomic_exchange(&kept, NULL) : NULL;
+    if (memory != NULL && memory->whole >= bytes) {
+        return memory;
+    }
+    free(memory);
+    return take(bytes);
 }
 
-void *attn__alloc(size_t bytes)
+static void *allocate(size_t bytes, head *(*from)(size_t))
 {
     size_t room = bytes == 0 ? HEAD : (bytes + HEAD - 1) / HEAD * HEAD;
     head *memory = NULL;
     if (bytes <= SIZE_MAX / 2 && !fails_now()) {
-        memory = take(room + HEAD);
+        memory = from(room + HEAD);
     }
     if (memory == NULL) {
         (void)attn__fail(ATTN_ENOMEM, "no memory for %zu bytes; use more workers or a memory limit", bytes);
@@ -104,6 +97,16 @@ void *attn__alloc(size_t bytes)
     memory->room = room;
     count_in(room);
     return (char *)memory + HEAD;
+}
+
+void *attn__alloc(size_t bytes)
+{
+    return allocate(bytes, take);
+}
+
+void *attn__alloc_workspace(size_t bytes)
+{
+    return allocate(bytes, take_kept);
 }
 
 void *attn__alloc_zero(size_t bytes)
@@ -135,14 +138,27 @@ char *attn__strdup(const char *text)
     return copy;
 }
 
-void attn__free(void *memory)
+/* Counted back; its head, or NULL. */
+static head *head_of(void *memory)
 {
     if (memory == NULL) {
-        return;
+        return NULL;
     }
     head *begin = (head *)(void *)((char *)memory - HEAD);
     atomic_fetch_sub(&bytes_now, begin->room);
-    give_back(begin);
+    return begin;
+}
+
+void attn__free(void *memory)
+{
+    free(head_of(memory));
+}
+
+void attn__free_workspace(void *memory)
+{
+    head *begin = head_of(memory);
+    const bool keep = begin != NULL && begin->whole > 0 && begin->whole <= KEPT_MOST;
+    free(keep ? atomic_exchange(&kept, begin) : begin);
 }
 
 size_t attn__memory_now(void)

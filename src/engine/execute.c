@@ -213,7 +213,7 @@ attn_status attn__workspace_open(void **workspace, const attn_plan *plan)
     if (plan->gpu != NULL && plan->in_memory) {
         return attn__device_alloc(workspace, plan);
     }
-    *workspace = attn__alloc(attn_plan_workspace(plan));
+    *workspace = attn__alloc_workspace(attn_plan_workspace(plan));
     return *workspace != NULL ? ATTN_OK : ATTN_ENOMEM;
 }
 
@@ -223,7 +223,7 @@ attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *
         attn_status waited = attn__device_free(workspace, plan, stream);
         return status != ATTN_OK ? status : waited;
     }
-    attn__free(workspace);
+    attn__free_workspace(workspace);
     return status;
 }
 

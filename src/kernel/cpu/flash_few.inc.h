@@ -31,7 +31,7 @@ enum {
     FEW_BLOCK = 32,                            /* keys of a block; their values are a sum of their own */
     FEW_COPY_KEYS = 64,                        /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,  /* in registers: enough to hide an FMA's latency */
-    FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,    /* that there are */
+    FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,    /* vectors of the processor */
     FEW_FAR = 24 * 1024,                       /* bytes from what is read to what the L2 is asked for, */
     FEW_BUSY = 8,                              /* from so many FMAs a line on; but of K from */
     FEW_BUSY_K = 4,                            /* so many where nothing near is asked for */

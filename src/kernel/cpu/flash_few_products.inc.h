@@ -210,10 +210,8 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
                               const few_rows *keys, int64_t from, int64_t to)
 {
     enum { SQUARES = VEC_LANES >= 16 }; /* fewer keys at once gain nothing */
-    if (group->m == 4 && SQUARES) {
-        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, true, dtype, state, group, keys, from, to);
-    } else if (group->m == 4) {
-        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, false, dtype, state, group, keys, from, to);
+    if (group->m == 4) {
+        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
         few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, dtype, state, group, keys, from, to);
     } else {
