@@ -262,6 +262,31 @@ static void run_tile(gradient_case *g, const attn__kernel *kernel, const attn__g
     kernel->backward(&gradient, scratch);
 }
 
+/* `keys` keys of a span, `skip` behind its first. */
+static attn__gradient_span cut(const kernel_case *c, const attn__gradient_span *span, int64_t skip,
+                               int64_t keys)
+{
+    attn__gradient_span piece = *span;
+    piece.first += skip, piece.count = keys;
+    piece.k = attn__element(span->k, c->dtype, skip * span->k_token);
+    piece.v = attn__element(span->v, c->dtype, skip * span->v_token);
+    piece.dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token;
+    piece.dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token;
+    return piece;
+}
+
+/* One span in pieces that end at multiples of `size`. */
+static void run_pieces(gradient_case *g, const attn__kernel *kernel, const attn__gradient_span *span,
+                       int64_t size, int64_t first, int64_t count, const check_buffer *scratch)
+{
+    for (int64_t at = 0, keys; at < span->count; at += keys) {
+        keys = attn__min(size - (span->first + at) % size, span->count - at);
+        const attn__gradient_span piece = cut(&g->base, span, at, keys);
+        check_poison(scratch->data, scratch->bytes);
+        run_tile(g, kernel, &piece, 1, first, count, scratch->data);
+    }
+}
+
 static void assert_padding(const gradient_array *a)
 {
     for (int64_t i = 0; i + 1 < a->rows; i++) {
@@ -297,6 +322,10 @@ void gradient_case_run(gradient_case *g, const attn__kernel *kernel)
     }
     for (int64_t first = 0; first < c->rows; first += tile) {
         const int64_t count = attn__min(tile, c->rows - first), step = g->apart ? 1 : c->span_count;
+        if (g->steps > 0) {
+            run_pieces(g, kernel, spans, g->steps * kernel->backward_step(&shape), first, count, &scratch);
+            continue;
+        }
         for (int64_t s = 0; s < c->span_count || s == 0; s += attn__max(1, step)) {
             check_poison(scratch.data, scratch.bytes);
             run_tile(g, kernel, spans + s, attn__min(step, c->span_count), first, count, scratch.data);

@@ -95,7 +95,7 @@ static void test_bits_repeat(void **state)
         "heads=1,tokens=1000,kv_tokens=1400,dim=16",
         "heads=1,tokens=1000,kv_tokens=700,dim=8,causal,dtype=f16",
     };
-    static const int threads[] = {1, 2, 3, 5};
+    static const int threads[] = {1, 2, 3, 5, 16};
     for (int i = 0; i < 8; i++) {
         backward_case c = long_case(problems[i % 4], i / 4 && i % 4 != 3, i % 2);
         char *dq = NULL, *dk = NULL, *dv = NULL;

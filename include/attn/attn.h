@@ -391,9 +391,9 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
                                                   const attn_options *options);
 
 /*
- * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above.  Threads
- * share the work by shape alone, and sums over keys are made in a fixed order: the bits do not depend on
- * their number.  q, k, v, o, dout and the results must not overlap.
+ * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above.  The
+ * more threads, the shorter the ranges of keys that they share, but sums over keys are made in a fixed order:
+ * the bits do not depend on their number.  q, k, v, o, dout and the results must not overlap.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
                                                            void *workspace);

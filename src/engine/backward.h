@@ -24,8 +24,7 @@ typedef struct attn__backward {
     atomic_int_least64_t cells; /* of the finished items */
 } attn__backward;
 
-/* Keys of a range of a sequence with `keys` keys: by shape alone.  All its ranges are about as long. */
-int64_t attn__range_keys(const attn_plan *plan, int64_t keys);
+/* Ranges of a sequence. */
 int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s);
 /* Bytes of workspace of one thread; the most ranges of a sequence. */
 int64_t attn__range_space(const attn_plan *plan);

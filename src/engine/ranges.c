@@ -5,8 +5,8 @@
  * An item alone owns dk and dv of its keys, and goes over all query tiles of the group's heads that see them,
  * the last tile first, so that under a causal mask all ranges begin with a tile that each of them sees.  dq
  * of a query tile is shared by the ranges that see it, and is summed by turns: range r adds to it when range
- * r - 1 has.  The cut is by shape alone and every sum has one order: the bits do not depend on the number of
- * threads.
+ * r - 1 has.  Many threads get short ranges, but all are cut where the kernel's tiles of keys end, and every
+ * sum has one order: the bits do not depend on the number of threads.
  *
  * WAITING.  Items are taken by rising number, ranges outermost, so that threads mostly work on different
  * planes.  An item only waits for the range before its own in the same plane, which has a lower number and
@@ -20,42 +20,54 @@
 
 #include "engine/backward.h"
 
-/* Keys that a range may have however many items there are: shorter ones would read and pack the queries too
- * often, which at 512 keys is some percent of the products. */
-enum { RANGE_KEYS = 512, RANGE_STEP = 32 /* whole blocks of the kernels */ };
+enum {
+    ITEMS = 4,        /* wanted for each of several threads, so that they end together */
+    RANGE_KEYS = 128, /* of a range at least, but for its step: each reads and packs the queries again */
+};
 
-/* Items wanted in a sequence: enough for many threads to end together. */
-enum { ITEMS = 64 };
-
-/* The longest range of a sequence with up to `keys` keys. */
-static int64_t longest(const attn_plan *plan, int64_t keys)
+static int64_t round_up(int64_t x, int64_t step)
 {
-    const int64_t wanted = attn__ceil_div(keys * plan->problem.heads_kv, ITEMS);
-    const int64_t most = attn__max(1, plan->kernel->backward_tile_k(&plan->shape));
-    return attn__min(most, attn__max(RANGE_KEYS, attn__ceil_div(wanted, RANGE_STEP) * RANGE_STEP));
+    return attn__ceil_div(x, step) * step;
 }
 
-int64_t attn__range_keys(const attn_plan *plan, int64_t keys)
+/* Keys of a range, at most. */
+static int64_t longest(const attn_plan *plan)
 {
-    const int64_t most = longest(plan, keys), count = attn__max(1, attn__ceil_div(keys, most));
-    return attn__min(most, attn__max(1, attn__ceil_div(keys, count * RANGE_STEP)) * RANGE_STEP);
+    const attn_problem *p = &plan->problem;
+    const int64_t step = plan->kernel->backward_step(&plan->shape);
+    const int64_t most = round_up(plan->kernel->backward_tile_k(&plan->shape), step);
+    const int64_t keys = p->total_kv > 0 ? p->total_kv : p->batch * p->tokens_kv;
+    if (plan->threads == 1) {
+        return most;
+    }
+    const int64_t wanted = attn__ceil_div(keys * p->heads_kv, ITEMS * (int64_t)plan->threads);
+    return attn__min(most, round_up(attn__max(RANGE_KEYS, wanted), step));
 }
 
 int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s)
 {
-    return attn__ceil_div(s->kv_count, attn__range_keys(plan, s->kv_count));
+    return attn__ceil_div(s->kv_count, longest(plan));
+}
+
+/* The first key of a range; of the one after the last, the end.  Ranges differ by one step at most. */
+static int64_t first_key(const attn_plan *plan, const attn__sequence *s, int64_t range)
+{
+    const int64_t step = plan->kernel->backward_step(&plan->shape);
+    const int64_t steps = attn__ceil_div(s->kv_count, step), count = attn__ranges(plan, s);
+    const int64_t longer = attn__min(range, steps % count); /* of those before it */
+    return attn__min(s->kv_count, (steps / count * range + longer) * step);
 }
 
 int64_t attn__ranges_most(const attn_plan *plan)
 {
-    return attn__ceil_div(plan->problem.tokens_kv, longest(plan, 0));
+    return attn__ceil_div(plan->problem.tokens_kv, longest(plan));
 }
 
 /* dK and dV of a range, a tile of dQ, where they cannot be summed in their place. */
 int64_t attn__range_space(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
-    int64_t keys = attn__min(p->tokens_kv, longest(plan, p->tokens_kv));
+    int64_t keys = attn__min(p->tokens_kv, longest(plan));
     return attn__aligned((int64_t)plan->kernel->backward_scratch(&plan->shape)) +
            attn__aligned(keys * p->dim_qk * (int64_t)sizeof(float)) +
            attn__aligned(keys * p->dim_v * (int64_t)sizeof(float)) +
@@ -135,8 +147,7 @@ typedef struct item {
 /* A range and a band have one interval of rows that see some of its keys. */
 static tiles tiles_of(const attn__backward *b, const attn__sequence *s, int64_t range)
 {
-    int64_t size = attn__range_keys(b->plan, s->kv_count), first = range * size;
-    int64_t last = attn__min(first + size, s->kv_count) - 1;
+    int64_t first = first_key(b->plan, s, range), last = first_key(b->plan, s, range + 1) - 1;
     int64_t from = attn__max(0, first - s->band.hi), to = attn__min(s->q_count - 1, last - s->band.lo);
     if (from > to) {
         return (tiles){0, 0};
@@ -155,12 +166,11 @@ static item item_at(attn__backward *b, int64_t number)
     int64_t at = number - b->first[low];
     item t = {.b = b, .range = low, .sequence = b->order[at / p->heads_kv], .kv_head = at % p->heads_kv};
     t.s = attn__sequence_at(&b->sequences, t.sequence);
-    int64_t size = attn__range_keys(b->plan, t.s.kv_count);
-    t.first = low * size;
-    t.count = attn__min(size, t.s.kv_count - t.first);
+    t.first = first_key(b->plan, &t.s, low);
+    t.count = first_key(b->plan, &t.s, low + 1) - t.first;
     t.sees = tiles_of(b, &t.s, low);
     t.before = low > 0 ? tiles_of(b, &t.s, low - 1) : (tiles){0, 0};
-    int64_t keys = attn__min(p->tokens_kv, longest(b->plan, p->tokens_kv));
+    int64_t keys = attn__min(p->tokens_kv, longest(b->plan));
     char *space = b->threads + attn__thread() * b->plan->space.thread;
     t.scratch = attn__take(&space, (int64_t)b->plan->kernel->backward_scratch(&b->plan->shape));
     t.dk = attn__take(&space, keys * p->dim_qk * (int64_t)sizeof(float));

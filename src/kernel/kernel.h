@@ -103,6 +103,9 @@ typedef struct attn__kernel {
     int64_t (*backward_tile_q)(const attn__shape *shape);
     /* Keys of one call at which all query tiles in turn are fastest; any count is legal. */
     int64_t (*backward_tile_k)(const attn__shape *shape);
+    /* Keys are added up to dq in tiles that end at multiples of this, each tile's part after the other: calls
+     * for keys that are cut there, in rising order, give the bits of one call for all. */
+    int64_t (*backward_step)(const attn__shape *shape);
     size_t (*backward_scratch)(const attn__shape *shape);
     void (*backward)(const attn__gradient *gradient, void *scratch);
     /* `rounds` of the multiply-adds that it is made of, on registers alone; returns the FLOPs.  NULL: unknown

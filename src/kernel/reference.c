@@ -284,8 +284,9 @@ static void backward(const attn__gradient *gradient, void *scratch)
         const attn__gradient_span *span = &gradient->spans[s];
         int64_t first = attn__max(span->first, gradient->first + gradient->lo);
         int64_t end = attn__min(span->first + span->count, gradient->first + gradient->count + gradient->hi);
-        for (; first < end; first += TILE_K) {
-            backward_piece(gradient, &areas, span, first, attn__min(TILE_K, end - first));
+        for (int64_t count; first < end; first += count) {
+            count = attn__min(TILE_K - first % TILE_K, end - first);
+            backward_piece(gradient, &areas, span, first, count);
         }
     }
 }
@@ -293,6 +294,12 @@ static void backward(const attn__gradient *gradient, void *scratch)
 static int64_t backward_tile_k(const attn__shape *shape)
 {
     return attn__max(1, shape->keys);
+}
+
+static int64_t backward_step(const attn__shape *shape)
+{
+    (void)shape;
+    return TILE_K;
 }
 
 static size_t backward_scratch(const attn__shape *shape)
@@ -310,6 +317,7 @@ const attn__kernel attn__kernel_reference = {
     .forward = forward,
     .backward_tile_q = tile_q,
     .backward_tile_k = backward_tile_k,
+    .backward_step = backward_step,
     .backward_scratch = backward_scratch,
     .backward = backward,
 };

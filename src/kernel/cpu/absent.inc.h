@@ -44,6 +44,7 @@ const attn__kernel FLASH_ROW = {
     .forward = forward,
     .backward_tile_q = tile_q,
     .backward_tile_k = tile_q,
+    .backward_step = tile_q,
     .backward_scratch = scratch_bytes,
     .backward = backward,
 };

@@ -26,7 +26,7 @@
  */
 enum {
     BACK_Q = 192,              /* queries of a call, at most: a multiple of VEC_ROWS and of PANEL */
-    BACK_K = 96,               /* keys of a tile, at most */
+    BACK_K = 96,               /* keys of a tile, at most; tiles end at multiples of it */
     RANGE_FLOATS = 512 * 1024, /* K, V, dK and dV of a range of keys: 2 MiB of L2 and L3 */
     BACK_FLOATS = 96 * 1024,   /* Q, dO and their transposes: 384 KiB of L2 */
     BACK_LEAST = 3 * PANEL,    /* queries of a call that make the ends of dV's and dK's sums cheap */
@@ -70,6 +70,13 @@ static int64_t backward_tile_q(const attn__shape *shape)
 static int64_t backward_tile_k(const attn__shape *shape)
 {
     return attn__max(BACK_K, RANGE_FLOATS / (2 * (shape->dim_qk + shape->dim_v)) / BACK_K * BACK_K);
+}
+
+/* One tile's part of dQ is added after the other. */
+static int64_t backward_step(const attn__shape *shape)
+{
+    (void)shape;
+    return BACK_K;
 }
 
 static size_t backward_lay_out(backward_state *state, float *scratch, int64_t rows, int64_t dim_qk,
@@ -383,8 +390,8 @@ static void backward(const attn__gradient *gradient, void *scratch)
         const attn__gradient_span *span = &gradient->spans[s];
         int64_t first = attn__max(span->first, gradient->first + gradient->lo);
         int64_t end = attn__min(span->first + span->count, gradient->first + gradient->count + gradient->hi);
-        for (; first < end; first += BACK_K) {
-            const int64_t count = attn__min(BACK_K, end - first);
+        for (int64_t count; first < end; first += count) {
+            count = attn__min(BACK_K - first % BACK_K, end - first);
             add_tile(&state, span, first, count, attn__min(BACK_K, end - first - count));
         }
     }

@@ -413,6 +413,7 @@ const attn__kernel FLASH_ROW = {
     .forward = forward,
     .backward_tile_q = backward_tile_q,
     .backward_tile_k = backward_tile_k,
+    .backward_step = backward_step,
     .backward_scratch = backward_scratch,
     .backward = backward,
     .peak = probe_dot_peak,

@@ -5,14 +5,14 @@
  *
  * METHOD.  As flash_backward.inc.h (Dao et al., arXiv 2205.14135), with the operands laid out for attn__dot:
  *
- *     Q^T, dO^T in pairs of dims, Q, dO in pairs of queries: packed once per call
+ *     Q^T, dO^T in pairs of dims, Q, dO in pairs of queries, dQ^T: packed once per call
  *     for each tile of keys: K, V and K^T packed
  *         for each panel of queries:
  *             S^T = K Q^T, dP^T = V dO^T
  *             P = exp2(S - lse), dS = scale P (dP - delta)   vertical; cut into parts, twice for dS
  *             dQ^T += K^T dS^T                               B: dS^T in pairs of keys
  *         dV += P^T dO, dK += dS^T Q                         A: P^T and dS^T along the queries
- *     dQ += dQ^T turned
+ *     dQ = dQ^T turned
  *
  * Scores stay without a factor until they are fp32, and dS gets its factor before it is cut, so that nothing
  * is rounded for a factor's sake.
@@ -323,7 +323,10 @@ static void add_cell(const backward_state *state, const backward_tile *tile, int
         add_scaled(tile->dk + j * span->dk_token, slopes[0], q, g->dim_qk);
     }
     if (g->dq != NULL) {
-        add_scaled(g->dq + i * g->dq_token, slopes[0], k, g->dim_qk);
+        float *to = state->dqt + i / PANEL * state->pad_qk * PANEL + i % PANEL;
+        for (int64_t d = 0; d < g->dim_qk; d++) {
+            to[d * PANEL] += slopes[0] * k[d];
+        }
     }
 }
 
@@ -375,8 +378,9 @@ static void backward(const attn__gradient *gradient, void *scratch)
         const attn__gradient_span *span = &g->spans[s];
         int64_t first = attn__max(span->first, g->first + g->lo);
         int64_t end = attn__min(span->first + span->count, g->first + g->count + g->hi);
-        for (; first < end; first += state.tile_k) {
-            add_tile(&state, span, first, attn__min(state.tile_k, end - first));
+        for (int64_t count; first < end; first += count) {
+            count = attn__min(state.tile_k - first % state.tile_k, end - first);
+            add_tile(&state, span, first, count);
         }
     }
     dot_end();

@@ -10,7 +10,7 @@
 enum {
     BLOCK = PANEL,                  /* keys of a block: what is masked as a whole is not computed */
     BACK_Q = 256,                   /* queries of a call, at most */
-    BACK_K = 128,                   /* keys of a tile, at most */
+    BACK_K = 128,                   /* keys of a tile, at most; tiles end at multiples of their size */
     BACK_QUERY_BYTES = 1024 * 1024, /* packed queries of a call, and their dQ */
     BACK_KEY_BYTES = 224 * 1024,    /* packed keys of a tile */
     RANGE_BYTES = 2048 * 1024,      /* K, V, dK and dV of a range of keys: L2 and L3 */
@@ -80,6 +80,13 @@ static int64_t backward_tile_k(const attn__shape *shape)
     const int64_t bytes =
         (int64_t)(sizeof(float) + attn_dtype_size(shape->dtype)) * (shape->dim_qk + shape->dim_v);
     return attn__max(BACK_K, RANGE_BYTES / bytes / BACK_K * BACK_K);
+}
+
+/* One tile's part of dQ is added after the other. */
+static int64_t backward_step(const attn__shape *shape)
+{
+    return backward_keys(round_up(shape->dim_qk, KEY_STEP), round_up(shape->dim_v, KEY_STEP),
+                         dot_parts_of(shape->dtype));
 }
 
 static size_t backward_lay_out(backward_state *state, float *scratch, attn_dtype dtype, int64_t rows,
@@ -181,7 +188,27 @@ static bool pack_panel(const backward_state *state, int64_t panel, const attn__r
     return finite_row(state->rows, PAIR_LANES, PANEL * pad);
 }
 
-/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
+/* dQ^T from dQ, turned 16 x 16 at a time; what has no row or no dim is 0. */
+static void read_queries(const backward_state *state)
+{
+    const attn__gradient *g = state->gradient;
+    float square[VEC_LANES * VEC_LANES];
+    for (int64_t row = 0; row < state->lanes && g->dq != NULL; row += VEC_LANES) {
+        float *to = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
+        for (int64_t d = 0; d < state->pad_qk; d += VEC_LANES) {
+            const vec_mask real = vec_between(0, (int32_t)attn__max(0, attn__min(VEC_LANES, g->dim_qk - d)));
+            for (int64_t i = 0; i < VEC_LANES; i++) {
+                const vec_mask there = row + i < g->count ? real : vec_between(0, 0);
+                vec_store(square + i * VEC_LANES,
+                          _mm512_maskz_loadu_ps(there, g->dq + (row + i) * g->dq_token + d));
+            }
+            dot_transpose((void *)(to + d * PANEL), PAIR * PANEL, (const void *)square, PAIR_LANES);
+        }
+    }
+}
+
+/* Q, dO, lse and delta; dQ so far.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh
+ * nothing. */
 static void pack_inputs(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
@@ -198,7 +225,7 @@ static void pack_inputs(backward_state *state)
         state->lse[lane] = real ? (float)((double)g->lse[lane] * 1.44269504088896340736) : INFINITY;
         state->delta[lane] = real ? g->delta[lane] : 0.0f;
     }
-    memset(state->dqt, 0, sizeof(float) * (size_t)(state->lanes * state->pad_qk));
+    read_queries(state);
 }
 
 /* K^T of a tile of `rows` keys, from K. */
@@ -239,7 +266,7 @@ static bool pack_tile(const backward_state *state, const backward_tile *tile)
            finite_row(state->v, PAIR_LANES, rows * state->pad_v);
 }
 
-/* dQ += dQ^T, turned 16 x 16 at a time. */
+/* dQ from dQ^T, likewise. */
 static void write_queries(const backward_state *state)
 {
     const attn__gradient *g = state->gradient;
@@ -252,8 +279,7 @@ static void write_queries(const backward_state *state)
             float *to = g->dq + row * g->dq_token + d;
             dot_transpose((void *)square, PAIR_LANES, (const void *)(from + d * PANEL), PAIR * PANEL);
             for (int64_t i = 0; i < rows; i++, to += g->dq_token) {
-                const vec sum = vec_add(_mm512_maskz_loadu_ps(real, to), vec_load(square + i * VEC_LANES));
-                _mm512_mask_storeu_ps(to, real, sum);
+                _mm512_mask_storeu_ps(to, real, vec_load(square + i * VEC_LANES));
             }
         }
     }
