@@ -324,6 +324,41 @@ void kernel_case_run(kernel_case *c, const attn__kernel *kernel)
     }
 }
 
+/* What a row that rounds_results gives in 16 bits is what it gave in fp32, rounded. */
+static void try_halves(kernel_case *c, const attn__kernel *kernel)
+{
+    const attn__shape shape = kernel_case_shape(c);
+    const int64_t tile = kernel->tile_q(&shape), o_stride = c->o_stride;
+    const attn_dtype dtype = c->dtype == ATTN_F16 ? ATTN_F16 : ATTN_BF16;
+    check_buffer scratch, half, lse = c->lse;
+    uint16_t *want = malloc(sizeof *want * (size_t)c->dim_v);
+    assert_non_null(want);
+    check_buffer_open(&scratch, kernel->scratch(&shape), 64, true);
+    check_buffer_open(&half, c->o.bytes / 2, 2, true);
+    check_buffer_open(&c->lse, lse.bytes, 4, true);
+    check_poison(half.data, half.bytes);
+    check_poison(scratch.data, scratch.bytes);
+    for (int64_t first = 0; first < c->rows; first += tile) {
+        attn__block block = block_of(c, first, attn__min(tile, c->rows - first));
+        block.o = NULL;
+        block.half_o = (uint16_t *)half.data + first * o_stride;
+        block.half_dtype = dtype;
+        kernel->forward(&block, scratch.data);
+    }
+    assert_memory_equal(c->lse.data, lse.data, lse.bytes);
+    for (int64_t i = 0; i < c->rows; i++) {
+        const uint16_t *row = (uint16_t *)half.data + i * o_stride;
+        attn_from_f32(want, dtype, 1, (float *)c->o.data + i * o_stride, c->dim_v);
+        assert_memory_equal(row, want, sizeof *want * (size_t)c->dim_v);
+        assert_true(i + 1 == c->rows || check_poisoned(row + c->dim_v, 3 * sizeof *row));
+    }
+    check_buffer_close(&c->lse);
+    check_buffer_close(&half);
+    check_buffer_close(&scratch);
+    c->lse = lse;
+    free(want);
+}
+
 check_bound kernel_case_bound(const kernel_case *c, const attn__kernel *kernel)
 {
     check_bound bound = c->bound;
@@ -363,6 +398,9 @@ void kernel_case_try(kernel_case *c)
     {
         kernel_case_run(c, *row);
         kernel_case_compare(c, *row);
+        if ((*row)->rounds_results) {
+            try_halves(c, *row);
+        }
     }
 }
 

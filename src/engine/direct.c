@@ -186,7 +186,9 @@ static attn_status compute_tile(const attn__forward *f, const place *w, const vo
     const attn_plan *plan = f->run->plan;
     const attn_problem *p = &plan->problem;
     const attn__memory_io *io = f->run->io;
-    bool in_place = io->sink.data == io && !io->merge && p->dtype_out == ATTN_F32 && io->o.stride[3] == 1;
+    const bool half = p->dtype_out != ATTN_F32;
+    const bool in_place =
+        io->sink.data == io && !io->merge && io->o.stride[3] == 1 && (!half || plan->kernel->rounds_results);
     const attn__sequence *s = &w->s;
     int64_t head = w->head, row = w->tile * plan->tile_q, token = s->q_first + row;
     attn__forward_thread space = attn__forward_space(f);
@@ -198,8 +200,12 @@ static attn_status compute_tile(const attn__forward *f, const place *w, const vo
     block.next_q = next_q;
     block.q_token = f->in[ATTN_Q].stride[2];
     block.q_dim = f->in[ATTN_Q].stride[3];
-    block.o = in_place ? attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token) : space.o;
+    block.o = in_place && !half ? attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token) : space.o;
     block.o_stride = in_place ? io->o.stride[2] : p->dim_v;
+    if (in_place && half) {
+        block.half_o = attn__tensor_at(&io->o, p->dtype_out, s->batch, head, token);
+        block.half_dtype = p->dtype_out;
+    }
     block.lse = space.lse;
     plan->kernel->forward(&block, space.scratch);
     if (!in_place) {

@@ -36,6 +36,8 @@ typedef struct attn__block {
     int64_t span_count;
     float *o; /* [count] rows, o_stride elements apart, dense dims */
     int64_t o_stride;
+    void *half_o; /* not NULL, only for a row that rounds_results: o rounded to half_dtype, here instead */
+    attn_dtype half_dtype;
     float *lse; /* [count] */
 } attn__block;
 
@@ -93,6 +95,7 @@ typedef struct attn__kernel {
     const char *summary;                              /* one line for attn info and --explain */
     uint32_t needs;                                   /* ATTN__CPU_ bits, all of them */
     bool rounds_weights;                              /* of bf16 inputs, P to bf16 before P V */
+    bool rounds_results;                              /* takes a block's half_o */
     int64_t (*tile_q)(const attn__shape *shape);      /* query rows of one call */
     const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
     /* NULL, or why it is taken only when asked for by name; may itself be NULL */

@@ -104,12 +104,13 @@ static void dot_enter(dot_cursor *at)
 }
 
 /* What the products read must have been written before, and by none of them. */
-static dot_cursor dot_start(const attn__dot *dots, int count)
+static void dot_start(dot_cursor *at, const attn__dot *dots, int count)
 {
-    dot_cursor at = {.dot = dots, .end = dots + count, .held_a = -1, .held_b = -1};
+    at->dot = dots, at->end = dots + count;
+    at->held_a = at->held_b = -1;
+    at->full = NULL;
     DOT_FENCE();
-    dot_enter(&at);
-    return at;
+    dot_enter(at);
 }
 
 /* The steps of a product. */
@@ -307,7 +308,8 @@ static void dot_finish(dot_cursor *at)
 
 static void dot_product(const attn__dot *dot)
 {
-    dot_cursor at = dot_start(dot, 1);
+    dot_cursor at;
+    dot_start(&at, dot, 1);
     dot_finish(&at);
 }
 

@@ -71,9 +71,10 @@ typedef struct dot_cursor {
     int64_t row, col;
 } dot_cursor;
 
-static dot_cursor dot_start(const attn__dot *dots, int count)
+static void dot_start(dot_cursor *at, const attn__dot *dots, int count)
 {
-    return (dot_cursor){.dot = dots, .end = dots + count};
+    at->dot = dots, at->end = dots + count;
+    at->row = at->col = 0;
 }
 
 /* The steps of a product. */
@@ -121,7 +122,8 @@ static void dot_finish(dot_cursor *at)
 
 static void dot_product(const attn__dot *dot)
 {
-    dot_cursor at = dot_start(dot, 1);
+    dot_cursor at;
+    dot_start(&at, dot, 1);
     dot_finish(&at);
 }
 

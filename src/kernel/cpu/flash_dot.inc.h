@@ -50,12 +50,14 @@ typedef struct dot_task {
     float *sums;       /* what V^T P^T is added to: ot, or of more parts than one apart */
     float fade[PANEL]; /* what older sums shrink by */
     bool moved;        /* a fade is not 1 */
+    bool first;        /* there are no older sums */
 } dot_task;
 
 enum {
-    RAISE_KEYS = 16, /* of a task, a share more where its maximum is looked for */
-    SLACK = 8,       /* by how many powers of 2 a score may be above the maximum before that moves */
-    LARGE = 65536,   /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
+    RAISE_KEYS = 16,  /* of a task, a share more where its maximum is looked for */
+    SAMPLE_KEYS = 32, /* of a panel's first task that its maxima are guessed by: a task has as many */
+    SLACK = 8,        /* by how many powers of 2 a score may be above the maximum before that moves */
+    LARGE = 65536,    /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
 };
 
 /* The first panel from *panel on that sees keys of the tile; false if none does. `turn` counts these. */
@@ -82,49 +84,55 @@ static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *pan
         task->s = state->s + turn % 2 * state->tile_k * PANEL;
         task->p = state->p + turn % 2 * state->p_parts * state->tile_k * PANEL;
         task->ot = state->ot + task->panel * state->width * PANEL;
-        task->sums = state->parts == 1 ? task->ot : state->fresh + turn % 2 * state->width * PANEL;
+        task->first = !state->begun[task->panel];
+        task->sums =
+            state->parts == 1 || task->first ? task->ot : state->fresh + turn % 2 * state->width * PANEL;
+        state->begun[task->panel] = true;
         return true;
     }
     return false;
 }
 
-static attn__dot scores_of(const dot_state *state, const dot_task *task)
+static void scores_of(const dot_state *state, const dot_task *task, attn__dot *to)
 {
     const int64_t depth = state->depth;
-    return (attn__dot){.a = state->k + task->begin * depth,
-                       .a_band = KEY_STEP * depth,
-                       .a_part = state->tile_k * depth,
-                       .a_parts = state->parts,
-                       .b = state->q + task->panel * PANEL * state->q_parts * depth,
-                       .b_part = PANEL * depth,
-                       .b_parts = state->q_parts,
-                       .c = task->s,
-                       .c_band = PANEL * PANEL,
-                       .c_row = PANEL,
-                       .c_half = VEC_LANES,
-                       .rows = task->end - task->begin,
-                       .cols = PANEL,
-                       .depth = depth};
+    to->a = state->k + task->begin * depth;
+    to->a_band = KEY_STEP * depth;
+    to->a_part = state->tile_k * depth;
+    to->a_parts = state->parts;
+    to->b = state->q + task->panel * PANEL * state->q_parts * depth;
+    to->b_part = PANEL * depth;
+    to->b_parts = state->q_parts;
+    to->c = task->s;
+    to->c_band = PANEL * PANEL;
+    to->c_row = PANEL;
+    to->c_half = VEC_LANES;
+    to->rows = task->end - task->begin;
+    to->cols = PANEL;
+    to->depth = depth;
+    to->b_band = 0;
+    to->add = false;
 }
 
 /* One part is added to O^T; more are summed apart, so that small pairs of parts meet small sums. */
-static attn__dot values_of(const dot_state *state, const dot_task *task)
+static void values_of(const dot_state *state, const dot_task *task, attn__dot *to)
 {
-    return (attn__dot){.a = state->v + attn__dot_place(0, task->begin, 0),
-                       .a_band = KEY_STEP * state->tile_k,
-                       .a_part = state->v_part,
-                       .a_parts = state->parts,
-                       .b = task->p,
-                       .b_part = state->tile_k * PANEL,
-                       .b_parts = state->p_parts,
-                       .c = task->sums,
-                       .c_band = PANEL * PANEL,
-                       .c_row = PANEL,
-                       .c_half = VEC_LANES,
-                       .rows = state->width,
-                       .cols = PANEL,
-                       .depth = task->end - task->begin,
-                       .add = state->parts == 1};
+    to->a = state->v + attn__dot_place(0, task->begin, 0);
+    to->a_band = KEY_STEP * state->tile_k;
+    to->a_part = state->v_part;
+    to->a_parts = state->parts;
+    to->b = task->p;
+    to->b_part = state->tile_k * PANEL;
+    to->b_parts = state->p_parts;
+    to->c = task->sums;
+    to->c_band = PANEL * PANEL;
+    to->c_row = PANEL;
+    to->c_half = VEC_LANES;
+    to->rows = state->width;
+    to->cols = PANEL;
+    to->depth = task->end - task->begin;
+    to->add = state->parts == 1 && !task->first;
+    to->b_band = 0;
 }
 
 #include "kernel/cpu/flash_dot_odd.inc.h"
@@ -152,10 +160,9 @@ static void end_scores(const dot_state *state, const dot_tile *tile, const dot_t
     hide_scores(s + task->to * PANEL, task->end - task->to);
 }
 
-/* The greatest scores of the task. */
-VEC_INLINE void raise_task(const int parts, const dot_task *task, vec *max, dot_queue *queue)
+/* The greatest scores of the task's first keys. */
+VEC_INLINE void raise_task(const int parts, const dot_task *task, int64_t count, vec *max, dot_queue *queue)
 {
-    const int64_t count = task->end - task->begin;
     for (int64_t j = 0; j < count; j += RAISE_KEYS) {
         take_share(parts, queue);
         raise_max(2, task->s + j * PANEL, PANEL, RAISE_KEYS, max);
@@ -194,15 +201,16 @@ VEC_INLINE void weigh_keys(const int parts, const dot_state *state, const dot_ta
     sum[1] = sum1;
 }
 
-/* Moves the maxima where the task's are 2^SLACK above; did one?  Beside it the queue goes on.  A lane without
- * a score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN. */
-VEC_INLINE bool move_max(const int parts, const dot_state *state, dot_task *task, float *max, vec *less,
-                         dot_queue *queue)
+/* Moves the maxima where those of the task's first `count` keys are 2^SLACK above; did one?  Beside it the
+ * queue goes on.  A lane without a score yet has max = -inf; it subtracts 0 instead, since inf - inf is NaN.
+ */
+VEC_INLINE bool move_max(const int parts, const dot_state *state, dot_task *task, int64_t count, float *max,
+                         vec *less, dot_queue *queue)
 {
     const vec none = vec_set(-INFINITY), zero = vec_set(0.0f), factor = vec_set(state->factor);
     vec top[2] = {none, none};
     vec_mask moved = 0;
-    raise_task(parts, task, top, queue);
+    raise_task(parts, task, count, top, queue);
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
         const vec old = vec_load(max + i * VEC_LANES);
@@ -217,28 +225,42 @@ VEC_INLINE bool move_max(const int parts, const dot_state *state, dot_task *task
     return moved != 0;
 }
 
+/* Has some lane of a panel no maximum yet? */
+VEC_INLINE bool lacks_max(const float *max)
+{
+    const vec none = vec_set(-INFINITY);
+    return (vec_mask)(vec_less(none, vec_load(max)) & vec_less(none, vec_load(max + VEC_LANES))) !=
+           (vec_mask)~0;
+}
+
 /*
  * p becomes exp2(s - max), max and sum move on; beside it the queue goes on.  The task's maximum is looked
  * for only where a lane has none yet, or where the weights sum up to more than those of 2^SLACK could:
- * weights above 1 are as exact, and sums seldom fade.
+ * weights above 1 are as exact, and sums seldom fade.  A panel's first task looks at some of its keys.
  */
 VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task, dot_queue *queue)
 {
     float *max = state->max + task->panel * PANEL, *sum = state->sum + task->panel * PANEL;
-    const vec none = vec_set(-INFINITY), most = vec_set(LARGE);
+    const int64_t count = task->end - task->begin;
+    const vec most = vec_set(LARGE);
     vec less[2], fresh[2];
-    bool begins = false; /* some lane */
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
         less[i] = vec_load(max + i * VEC_LANES);
-        begins |= vec_less(none, less[i]) != (vec_mask)~0;
         vec_store(task->fade + i * VEC_LANES, vec_set(1.0f));
     }
-    task->moved = begins && move_max(parts, state, task, max, less, queue);
-    weigh_keys(parts, state, task, less, fresh, queue);
-    if (!begins && (vec_less(most, fresh[0]) | vec_less(most, fresh[1])) != 0) {
-        task->moved = move_max(parts, state, task, max, less, queue);
+    task->moved = false;
+    for (int64_t looked = !lacks_max(max) ? 0 : task->first ? SAMPLE_KEYS : count;; looked = count) {
+        if (looked > 0) {
+            task->moved = move_max(parts, state, task, looked, max, less, queue);
+        }
+        if (looked > 0 && looked < count && lacks_max(max)) {
+            continue;
+        }
         weigh_keys(parts, state, task, less, fresh, queue);
+        if (looked == count || (vec_less(most, fresh[0]) | vec_less(most, fresh[1])) == 0) {
+            break;
+        }
     }
     FLASH_UNROLL
     for (int i = 0; i < 2; i++) {
@@ -250,7 +272,7 @@ VEC_INLINE void softmax(const int parts, const dot_state *state, dot_task *task,
 /* What must be done to O^T before V^T P^T is added to it. */
 static void begin_values(const dot_state *state, const dot_task *task)
 {
-    if (task->sums != task->ot || !task->moved) {
+    if (task->sums != task->ot || task->first || !task->moved) {
         return;
     }
     const vec fade0 = vec_load(task->fade), fade1 = vec_load(task->fade + VEC_LANES);
@@ -265,10 +287,14 @@ static void begin_values(const dot_state *state, const dot_task *task)
 static void begin_turn(const dot_state *state, const dot_task *done, const dot_task *before,
                        const dot_task *now, const dot_task *next, dot_queue *queue)
 {
-    static const attn__dot nothing = {0};
-    queue->dots[0] = before != NULL ? values_of(state, before) : nothing;
-    queue->dots[1] = next != NULL ? scores_of(state, next) : nothing;
-    start_queue(queue, 2,
+    int products = 0;
+    if (before != NULL) {
+        values_of(state, before, &queue->dots[products++]);
+    }
+    if (next != NULL) {
+        scores_of(state, next, &queue->dots[products++]);
+    }
+    start_queue(queue, products,
                 (done != NULL ? state->width / JOIN_ROWS : 0) +
                     (now != NULL ? (now->end - now->begin) / PAIR : 0));
 }
@@ -301,11 +327,12 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
 {
     dot_task tasks[4];
     dot_task *done = NULL, *before = NULL, *now = &tasks[0];
+    attn__dot first;
     int64_t panel = 0;
     if (!next_task(state, tile, &panel, 0, now)) {
         return;
     }
-    const attn__dot first = scores_of(state, now);
+    scores_of(state, now, &first);
     dot_product(&first);
     for (int64_t turn = 1; now != NULL || before != NULL || done != NULL; turn++) {
         dot_task *next = &tasks[turn % 4];
@@ -322,7 +349,7 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
         if (before != NULL && tile->odd_v) {
             add_odd_values(state, tile, before);
         }
-        done = state->parts == 1 ? NULL : before;
+        done = before == NULL || before->sums == before->ot ? NULL : before;
         before = now;
         now = next;
     }
@@ -406,6 +433,7 @@ const attn__kernel FLASH_ROW = {
     .summary = FLASH_SUMMARY,
     .needs = FLASH_NEEDS,
     .rounds_weights = true,
+    .rounds_results = true,
     .tile_q = tile_q,
     .rejects = rejects,
     .declines = declines,

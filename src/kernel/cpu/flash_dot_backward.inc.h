@@ -156,23 +156,25 @@ static backward_task task_of(const backward_state *state, int64_t panel, const b
 }
 
 /* S^T (array 0, rows: K, turned: Q^T) or dP^T (1, V, dO^T) of a task. */
-static attn__dot scores_dot(const backward_state *state, const backward_task *task, int64_t array,
-                            const uint16_t *rows, const uint16_t *turned, int64_t depth)
+static void scores_dot(const backward_state *state, const backward_task *task, int64_t array,
+                       const uint16_t *rows, const uint16_t *turned, int64_t depth, attn__dot *to)
 {
-    return (attn__dot){.a = rows + task->begin * depth,
-                       .a_band = BLOCK * depth,
-                       .a_part = state->tile_k * depth,
-                       .a_parts = state->parts,
-                       .b = turned + task->panel * state->parts * depth * PANEL,
-                       .b_part = depth * PANEL,
-                       .b_parts = state->parts,
-                       .c = cells_of(state, array, task->begin, 0, task->panel),
-                       .c_band = state->band,
-                       .c_row = VEC_LANES,
-                       .c_half = state->half,
-                       .rows = task->end - task->begin,
-                       .cols = PANEL,
-                       .depth = depth};
+    to->a = rows + task->begin * depth;
+    to->a_band = BLOCK * depth;
+    to->a_part = state->tile_k * depth;
+    to->a_parts = state->parts;
+    to->b = turned + task->panel * state->parts * depth * PANEL;
+    to->b_part = depth * PANEL;
+    to->b_parts = state->parts;
+    to->c = cells_of(state, array, task->begin, 0, task->panel);
+    to->c_band = state->band;
+    to->c_row = VEC_LANES;
+    to->c_half = state->half;
+    to->rows = task->end - task->begin;
+    to->cols = PANEL;
+    to->depth = depth;
+    to->b_band = 0;
+    to->add = false;
 }
 
 /* Where dQ^T of a task is summed: of one part where the others are, else apart. */
@@ -189,38 +191,40 @@ static bool adds_queries(const backward_state *state, const backward_task *task)
 }
 
 /* dQ^T of a task. */
-static attn__dot queries_dot(const backward_state *state, const backward_task *task)
+static void queries_dot(const backward_state *state, const backward_task *task, attn__dot *to)
 {
     const int64_t keys = state->tile_k, qk = state->pad_qk;
-    return (attn__dot){.a = state->kt + attn__dot_place(0, task->begin, 0),
-                       .a_band = BLOCK * keys,
-                       .a_part = keys * qk,
-                       .a_parts = state->parts,
-                       .b = task->pairs + task->begin * PANEL,
-                       .b_part = keys * PANEL,
-                       .b_parts = state->weight_parts,
-                       .c = queries_sums(state, task),
-                       .c_band = PANEL * PANEL,
-                       .c_row = PANEL,
-                       .c_half = VEC_LANES,
-                       .rows = adds_queries(state, task) ? qk : 0,
-                       .cols = PANEL,
-                       .depth = task->end - task->begin,
-                       .add = state->weight_parts == 1};
+    to->a = state->kt + attn__dot_place(0, task->begin, 0);
+    to->a_band = BLOCK * keys;
+    to->a_part = keys * qk;
+    to->a_parts = state->parts;
+    to->b = task->pairs + task->begin * PANEL;
+    to->b_part = keys * PANEL;
+    to->b_parts = state->weight_parts;
+    to->c = queries_sums(state, task);
+    to->c_band = PANEL * PANEL;
+    to->c_row = PANEL;
+    to->c_half = VEC_LANES;
+    to->rows = adds_queries(state, task) ? qk : 0;
+    to->cols = PANEL;
+    to->depth = task->end - task->begin;
+    to->add = state->weight_parts == 1;
+    to->b_band = 0;
 }
 
 /* Fills the queue of a turn; a task may be NULL. */
 static void fill_queue(const backward_state *state, const backward_task *done, const backward_task *before,
                        const backward_task *now, const backward_task *next, dot_queue *queue)
 {
-    static const attn__dot nothing = {0};
-    queue->dots[0] = before != NULL ? queries_dot(state, before) : nothing;
-    queue->dots[1] = queue->dots[2] = nothing;
-    if (next != NULL) {
-        queue->dots[1] = scores_dot(state, next, 0, state->k, state->qt, state->pad_qk);
-        queue->dots[2] = scores_dot(state, next, 1, state->v, state->dt, state->pad_v);
+    int products = 0;
+    if (before != NULL) {
+        queries_dot(state, before, &queue->dots[products++]);
     }
-    start_queue(queue, 3,
+    if (next != NULL) {
+        scores_dot(state, next, 0, state->k, state->qt, state->pad_qk, &queue->dots[products++]);
+        scores_dot(state, next, 1, state->v, state->dt, state->pad_v, &queue->dots[products++]);
+    }
+    start_queue(queue, products,
                 (done != NULL ? state->pad_qk / JOIN_ROWS : 0) + (now != NULL ? now->end - now->begin : 0));
 }
 

@@ -34,24 +34,25 @@ static bool next_block(const backward_state *state, const backward_tile *tile, i
 }
 
 /* P^T dO (half 0) or dS^T Q (1) of a block. */
-static attn__dot keys_dot(const backward_state *state, const backward_block *block, int64_t half,
-                          const uint16_t *strips, int64_t pad, float *c)
+static void keys_dot(const backward_state *state, const backward_block *block, int64_t half,
+                     const uint16_t *strips, int64_t pad, float *c, attn__dot *to)
 {
-    return (attn__dot){.a = (const uint16_t *)cells_of(state, 0, block->key, half, block->from),
-                       .a_band = PAIR * state->band,
-                       .a_part = PAIR * state->array,
-                       .a_parts = state->weight_parts,
-                       .b = strips + block->from * PANEL * PANEL,
-                       .b_band = state->parts * state->lanes * PANEL,
-                       .b_part = state->lanes * PANEL,
-                       .b_parts = state->parts,
-                       .c = c,
-                       .c_band = BLOCK * pad,
-                       .c_row = pad,
-                       .c_half = VEC_LANES,
-                       .rows = BLOCK,
-                       .cols = pad,
-                       .depth = (block->to - block->from) * PANEL};
+    to->a = (const uint16_t *)cells_of(state, 0, block->key, half, block->from);
+    to->a_band = PAIR * state->band;
+    to->a_part = PAIR * state->array;
+    to->a_parts = state->weight_parts;
+    to->b = strips + block->from * PANEL * PANEL;
+    to->b_band = state->parts * state->lanes * PANEL;
+    to->b_part = state->lanes * PANEL;
+    to->b_parts = state->parts;
+    to->c = c;
+    to->c_band = BLOCK * pad;
+    to->c_row = pad;
+    to->c_half = VEC_LANES;
+    to->rows = BLOCK;
+    to->cols = pad;
+    to->depth = (block->to - block->from) * PANEL;
+    to->add = false;
 }
 
 /* Fills the queue with dV and dK of a block, to `sums`; each row that is added beside it is a share. */
@@ -61,10 +62,10 @@ static void queue_block(const backward_state *state, const backward_tile *tile, 
     const int64_t qk = state->pad_qk, v = state->pad_v;
     int products = 0;
     if (block != NULL && tile->dv != NULL) {
-        queue->dots[products++] = keys_dot(state, block, 0, state->dout, v, sums + BLOCK * qk);
+        keys_dot(state, block, 0, state->dout, v, sums + BLOCK * qk, &queue->dots[products++]);
     }
     if (block != NULL && tile->dk != NULL) {
-        queue->dots[products++] = keys_dot(state, block, 1, state->q, qk, sums);
+        keys_dot(state, block, 1, state->q, qk, sums, &queue->dots[products++]);
     }
     start_queue(queue, products, 2 * BLOCK);
 }

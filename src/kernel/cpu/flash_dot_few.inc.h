@@ -332,8 +332,13 @@ static bool few_write(const dot_state *state)
     const attn__block *block = state->block;
     bool finite = true;
     for (int64_t row = 0; row < block->count; row++) {
-        finite &= few_write_row(block->o + row * block->o_stride, state->ot + row * few_width(state),
-                                vec_set(finish_row(state, row)), block->dim_v);
+        float *o = block->half_o != NULL ? state->wide : block->o + row * block->o_stride;
+        finite &= few_write_row(o, state->ot + row * few_width(state), vec_set(finish_row(state, row)),
+                                block->dim_v);
+        if (block->half_o != NULL) {
+            attn_from_f32((uint16_t *)block->half_o + row * block->o_stride, block->half_dtype, 1, o,
+                          block->dim_v);
+        }
     }
     return finite;
 }
@@ -397,6 +402,7 @@ static bool few_forward(const dot_state *state)
 {
     const int64_t rows = state->block->count;
     clear(state);
+    memset(state->ot, 0, sizeof(float) * (size_t)(PANEL * round_up(state->width, PAIR_LANES)));
     pack_queries(state, rows <= VEC_LANES ? VEC_LANES : PANEL);
     few_pack_queries(state->q, state->depth, rows);
     dot_begin();

@@ -28,6 +28,7 @@ typedef struct dot_state {
     float *ot;            /* [panel][width][PANEL], or O of few rows */
     float *max, *sum;     /* [panel][PANEL] */
     bool *odd;            /* [panel]: a query is not finite, in more parts than one */
+    bool *begun;          /* [panel]: O^T holds something */
     float *s;             /* [2][tile_k][PANEL] */
     uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [2][width][PANEL]: V^T P^T of one tile */
@@ -78,6 +79,7 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     state->max = take(scratch, &used, lanes);
     state->sum = take(scratch, &used, lanes);
     state->odd = (void *)take(scratch, &used, state->panels);
+    state->begun = (void *)take(scratch, &used, state->panels);
     state->s = take(scratch, &used, 2 * state->tile_k * PANEL);
     state->p = take_bf16(scratch, &used, 2 * state->p_parts * state->tile_k * PANEL);
     state->fresh = take(scratch, &used, 2 * state->width * PANEL);
@@ -254,26 +256,31 @@ static void pack_values(const dot_state *state, dot_tile *tile)
 
 /* ---- the sums ------------------------------------------------------------------------------------ */
 
+/* But for O^T, which begins with its panel's first tile. */
 static void clear(const dot_state *state)
 {
     const int64_t lanes = state->panels * PANEL;
-    memset(state->ot, 0, sizeof(float) * (size_t)(lanes * round_up(state->width, PAIR_LANES)));
+    memset(state->begun, false, sizeof(bool) * (size_t)state->panels);
     memset(state->sum, 0, sizeof(float) * (size_t)lanes);
     for (int64_t i = 0; i < lanes; i++) {
         state->max[i] = -INFINITY;
     }
 }
 
-/* 16 dims of 16 rows of O from O^T; lanes that are not there are left out. */
-static void write_square(float *o, int64_t stride, const float *ot, const float *inverse, int64_t rows,
-                         int64_t dims)
+/* 16 dims of 16 rows of O from O^T, element `at` on; lanes that are not there are left out. */
+static void write_square(const attn__block *block, int64_t at, const float *ot, const float *inverse,
+                         int64_t rows, int64_t dims)
 {
     float square[VEC_LANES * VEC_LANES];
     const __mmask16 real = (__mmask16)((1u << dims) - 1u);
     dot_transpose((void *)square, PAIR_LANES, (const void *)ot, PAIR * PANEL);
-    for (int64_t i = 0; i < rows; i++) {
+    for (int64_t i = 0; i < rows; i++, at += block->o_stride) {
         const vec x = vec_mul(vec_load(square + i * VEC_LANES), vec_set(inverse[i]));
-        _mm512_mask_storeu_ps(o + i * stride, real, x);
+        if (block->half_o != NULL) {
+            _mm256_mask_storeu_epi16((uint16_t *)block->half_o + at, real, dot_round(x, block->half_dtype));
+        } else {
+            _mm512_mask_storeu_ps(block->o + at, real, x);
+        }
     }
 }
 
@@ -292,14 +299,17 @@ static void write_rows(const dot_state *state)
 {
     const attn__block *block = state->block;
     for (int64_t row = 0; row < block->count; row += VEC_LANES) {
-        const int64_t rows = attn__min(VEC_LANES, block->count - row);
-        const float *ot = state->ot + row / PANEL * state->width * PANEL + row % PANEL;
+        const int64_t rows = attn__min(VEC_LANES, block->count - row), panel = row / PANEL;
+        float *ot = state->ot + panel * state->width * PANEL + row % PANEL;
+        if (!state->begun[panel]) { /* it saw no key */
+            memset(ot - row % PANEL, 0, sizeof *ot * (size_t)(state->width * PANEL));
+        }
         float inverse[VEC_LANES];
         for (int64_t i = row; i < row + rows; i++) {
             inverse[i - row] = finish_row(state, i);
         }
         for (int64_t d = 0; d < block->dim_v; d += VEC_LANES) {
-            write_square(block->o + row * block->o_stride + d, block->o_stride, ot + d * PANEL, inverse, rows,
+            write_square(block, row * block->o_stride + d, ot + d * PANEL, inverse, rows,
                          attn__min(VEC_LANES, block->dim_v - d));
         }
     }

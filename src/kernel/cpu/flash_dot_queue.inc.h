@@ -16,10 +16,11 @@ typedef struct dot_queue {
 
 enum { JOIN_ROWS = 8 /* of join_sums(), a share */ };
 
-/* After `count` dots are filled in. */
+/* After `count` dots are filled in, where they lie: literals of structs would be copied by vectors, which
+ * have to wait for the stores of their fields. */
 static void start_queue(dot_queue *queue, int count, int64_t shares)
 {
-    queue->at = dot_start(queue->dots, count);
+    dot_start(&queue->at, queue->dots, count);
     queue->shares = shares;
     queue->due = queue->steps = 0;
     for (int i = 0; i < count; i++) {
