@@ -30,18 +30,38 @@ static int64_t round_up(int64_t x, int64_t step)
     return attn__ceil_div(x, step) * step;
 }
 
+/* `count` ranges of each sequence, or a few more if then every thread gets as many. */
+static int64_t even_count(const attn_plan *plan, int64_t count)
+{
+    const attn_problem *p = &plan->problem;
+    const int64_t planes = p->batch * p->heads_kv;
+    const int64_t last = attn__min(2 * count, p->tokens_kv / RANGE_KEYS);
+    for (int64_t even = count; even <= last; even++) {
+        if (planes * even % plan->threads == 0) {
+            return even;
+        }
+    }
+    return count;
+}
+
 /* Keys of a range, at most. */
 static int64_t longest(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
     const int64_t step = plan->kernel->backward_step(&plan->shape);
     const int64_t most = round_up(plan->kernel->backward_tile_k(&plan->shape), step);
-    const int64_t keys = p->total_kv > 0 ? p->total_kv : p->batch * p->tokens_kv;
+    const bool alike = p->total_kv == 0; /* the sequences, as far as is known */
+    const int64_t keys = alike ? p->batch * p->tokens_kv : p->total_kv;
     if (plan->threads == 1) {
         return most;
     }
-    const int64_t wanted = attn__ceil_div(keys * p->heads_kv, ITEMS * (int64_t)plan->threads);
-    return attn__min(most, round_up(attn__max(RANGE_KEYS, wanted), step));
+    int64_t wanted = attn__ceil_div(keys * p->heads_kv, ITEMS * (int64_t)plan->threads);
+    wanted = attn__min(most, round_up(attn__max(RANGE_KEYS, wanted), step));
+    if (!alike) {
+        return wanted;
+    }
+    const int64_t count = even_count(plan, attn__ceil_div(p->tokens_kv, wanted));
+    return attn__min(wanted, round_up(attn__ceil_div(p->tokens_kv, count), step));
 }
 
 int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s)
