@@ -17,12 +17,39 @@
 
 #define FOR_EACH_KERNEL(g, row) for (const attn__kernel *const *row = gradient_rows(g); *row != NULL; row++)
 
-static float *copy_of(const gradient_array *a)
+/* What a run gave. */
+typedef struct results {
+    char *dq, *dk, *dv;
+} results;
+
+static char *copy_of(const gradient_array *a)
 {
-    float *copy = malloc(a->buffer.bytes + 1);
+    char *copy = malloc(a->buffer.bytes + 1);
     assert_non_null(copy);
     memcpy(copy, a->buffer.data, a->buffer.bytes);
     return copy;
+}
+
+static results run(gradient_case *g, const attn__kernel *kernel)
+{
+    gradient_case_reset(g);
+    gradient_case_run(g, kernel);
+    return (results){copy_of(&g->dq), copy_of(&g->dk[0]), copy_of(&g->dv[0])};
+}
+
+/* A run now gives the same, where it is asked for. */
+static void run_again(gradient_case *g, const attn__kernel *kernel, const results *first)
+{
+    gradient_case_reset(g);
+    gradient_case_run(g, kernel);
+    assert_true(g->no_dq || memcmp(first->dq, g->dq.buffer.data, g->dq.buffer.bytes) == 0);
+    assert_true(g->no_dk || memcmp(first->dk, g->dk[0].buffer.data, g->dk[0].buffer.bytes) == 0);
+    assert_true(g->no_dv || memcmp(first->dv, g->dv[0].buffer.data, g->dv[0].buffer.bytes) == 0);
+}
+
+static void drop(results *r)
+{
+    free(r->dq), free(r->dk), free(r->dv);
 }
 
 /* The same bits for a second run, and for one that leaves some gradients out. */
@@ -39,22 +66,14 @@ static void test_repeats(void **state)
         FOR_EACH_KERNEL(&g, row)
         {
             g.no_dq = g.no_dk = g.no_dv = false;
-            gradient_case_reset(&g);
-            gradient_case_run(&g, *row);
-            float *dq = copy_of(&g.dq), *dk = copy_of(&g.dk[0]), *dv = copy_of(&g.dv[0]);
+            results whole = run(&g, *row);
             g.no_dq = i % 4 == 1, g.no_dk = i % 4 == 2, g.no_dv = i % 4 == 3;
-            gradient_case_reset(&g);
-            gradient_case_run(&g, *row);
+            run_again(&g, *row, &whole);
             for (int64_t n = 0; n < g.dq.rows && g.no_dq; n++) { /* left alone */
                 assert_memory_equal((float *)g.dq.buffer.data + n * g.dq.token, g.dq.before + n * g.dq.dim,
                                     (size_t)g.dq.dim * sizeof(float));
             }
-            assert_true(g.no_dq || memcmp(dq, g.dq.buffer.data, g.dq.buffer.bytes) == 0);
-            assert_true(g.no_dk || memcmp(dk, g.dk[0].buffer.data, g.dk[0].buffer.bytes) == 0);
-            assert_true(g.no_dv || memcmp(dv, g.dv[0].buffer.data, g.dv[0].buffer.bytes) == 0);
-            free(dq);
-            free(dk);
-            free(dv);
+            drop(&whole);
         }
         gradient_case_close(&g);
     }
@@ -77,17 +96,11 @@ static void test_cut_keys(void **state)
         FOR_EACH_KERNEL(&g, row)
         {
             g.steps = 0;
-            gradient_case_reset(&g);
-            gradient_case_run(&g, *row);
-            float *dq = copy_of(&g.dq), *dk = copy_of(&g.dk[0]), *dv = copy_of(&g.dv[0]);
+            results whole = run(&g, *row);
             for (g.steps = 1; g.steps <= 3; g.steps++) {
-                gradient_case_reset(&g);
-                gradient_case_run(&g, *row);
-                assert_memory_equal(dq, g.dq.buffer.data, g.dq.buffer.bytes);
-                assert_memory_equal(dk, g.dk[0].buffer.data, g.dk[0].buffer.bytes);
-                assert_memory_equal(dv, g.dv[0].buffer.data, g.dv[0].buffer.bytes);
+                run_again(&g, *row, &whole);
             }
-            free(dq), free(dk), free(dv);
+            drop(&whole);
         }
         gradient_case_close(&g);
     }

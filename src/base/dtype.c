@@ -8,7 +8,7 @@
  */
 #include <string.h>
 #if defined(__x86_64__)
-#include <immintrin.h>
+#include "base/round_avx512.h"
 #endif
 
 #include "base/base.h"
@@ -57,6 +57,7 @@ float attn__bf16_to_f32(uint16_t half)
     return float_of((uint32_t)half << 16);
 }
 
+/* Without branches, so that compilers turn loops of it into vectors. */
 static inline uint16_t bf16_of(float x)
 {
     uint32_t bits = bits_of(x);
@@ -127,18 +128,6 @@ static void narrow_plain(uint16_t *to, attn_dtype dtype, const float *src, int64
 }
 
 #if defined(__x86_64__)
-/* bf16_of() of 16 numbers. */
-__attribute__((target("avx512f,avx512bw"))) static void bf16_of_16(uint16_t *to, const float *src)
-{
-    const __m512 x = _mm512_loadu_ps(src);
-    const __m512i bits = _mm512_castps_si512(x), one = _mm512_set1_epi32(1);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), one);
-    const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __m512i half = _mm512_mask_or_epi32(nearest, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
-                                              _mm512_set1_epi32(0x400000));
-    _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(half, 16)));
-}
-
 /* bf16_of() of 8 numbers, in the lower halves. */
 __attribute__((target("avx2"))) static __m256i bf16_of_8(const float *src)
 {
@@ -158,7 +147,7 @@ __attribute__((target("avx512f,avx512bw"))) static int64_t bf16_avx512(uint16_t 
 {
     int64_t i = 0;
     for (; i + 16 <= count; i += 16) {
-        bf16_of_16(to + i, src + i);
+        _mm256_storeu_si256((void *)(to + i), attn__round_16(_mm512_loadu_ps(src + i)));
     }
     return i;
 }

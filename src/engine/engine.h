@@ -58,6 +58,7 @@ struct attn_plan {
     attn__cuda_call call;          /* what is known of it before the pointers are */
     struct attn__stage *stage;     /* of inputs outside the GPU\'s memory; else NULL */
     int64_t tile_q;                /* query rows of a call */
+    int64_t range_keys;            /* of a range, at most (ranges.c); 0 without gradients */
     int64_t resident;
     int threads; /* of each resident worker */
     bool in_memory;
@@ -248,8 +249,10 @@ int64_t attn__direct_rows(const attn_problem *problem);
 attn__space attn__direct_space(const attn_plan *plan);
 attn_status attn__direct(attn__run *run);
 
-/* ---- backward.c ---- */
+/* ---- backward.c, ranges.c ---- */
 
+/* Keys of a range of the gradients, at most, for the plan's threads: the plan's range_keys. */
+int64_t attn__range_keys(const attn_plan *plan);
 attn__space attn__backward_space(const attn_plan *plan);
 /* Checks what every use of `from` needs, and fills in strides and sequences. */
 attn_status attn__gradients_open(attn_gradients *io, attn__sequences *sequences, const attn_problem *problem,

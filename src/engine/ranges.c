@@ -44,8 +44,7 @@ static int64_t even_count(const attn_plan *plan, int64_t count)
     return count;
 }
 
-/* Keys of a range, at most. */
-static int64_t longest(const attn_plan *plan)
+int64_t attn__range_keys(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
     const int64_t step = plan->kernel->backward_step(&plan->shape);
@@ -66,7 +65,7 @@ static int64_t longest(const attn_plan *plan)
 
 int64_t attn__ranges(const attn_plan *plan, const attn__sequence *s)
 {
-    return attn__ceil_div(s->kv_count, longest(plan));
+    return attn__ceil_div(s->kv_count, plan->range_keys);
 }
 
 /* The first key of a range; of the one after the last, the end.  Ranges differ by one step at most. */
@@ -80,14 +79,14 @@ static int64_t first_key(const attn_plan *plan, const attn__sequence *s, int64_t
 
 int64_t attn__ranges_most(const attn_plan *plan)
 {
-    return attn__ceil_div(plan->problem.tokens_kv, longest(plan));
+    return attn__ceil_div(plan->problem.tokens_kv, plan->range_keys);
 }
 
 /* dK and dV of a range, a tile of dQ, where they cannot be summed in their place. */
 int64_t attn__range_space(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
-    int64_t keys = attn__min(p->tokens_kv, longest(plan));
+    int64_t keys = attn__min(p->tokens_kv, plan->range_keys);
     return attn__aligned((int64_t)plan->kernel->backward_scratch(&plan->shape)) +
            attn__aligned(keys * p->dim_qk * (int64_t)sizeof(float)) +
            attn__aligned(keys * p->dim_v * (int64_t)sizeof(float)) +
@@ -190,7 +189,7 @@ static item item_at(attn__backward *b, int64_t number)
     t.count = first_key(b->plan, &t.s, low + 1) - t.first;
     t.sees = tiles_of(b, &t.s, low);
     t.before = low > 0 ? tiles_of(b, &t.s, low - 1) : (tiles){0, 0};
-    int64_t keys = attn__min(p->tokens_kv, longest(b->plan));
+    int64_t keys = attn__min(p->tokens_kv, b->plan->range_keys);
     char *space = b->threads + attn__thread() * b->plan->space.thread;
     t.scratch = attn__take(&space, (int64_t)b->plan->kernel->backward_scratch(&b->plan->shape));
     t.dk = attn__take(&space, keys * p->dim_qk * (int64_t)sizeof(float));

@@ -126,6 +126,7 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
     share_threads(plan, options, workers);
     ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
     shorten_tiles(plan);
+    plan->range_keys = plan->backward ? attn__range_keys(plan) : 0;
     plan->space = space_of(plan, workers, size_q, size_kv);
     return ATTN_OK;
 }

@@ -7,7 +7,8 @@
  * 24 bits, all of one sign; fp16 has 11 bits, two parts; bf16 is its own part.  Below 2^-102 the last part is
  * subnormal, which products count as 0.  Infinity and NaN become (x, 0, 0).
  *
- * Include it after vec_avx512.h and flash_common.inc.h, inside a region compiled for "avx512bf16".
+ * Include it after base/round_avx512.h, vec_avx512.h and flash_common.inc.h, inside a region compiled for
+ * "avx512bf16".
  */
 #ifndef ATTN_DOT_PACK_H
 #define ATTN_DOT_PACK_H
@@ -59,18 +60,10 @@ VEC_INLINE vec dot_load_part(const float *x, int64_t count, int64_t d)
     return _mm512_maskz_loadu_ps((__mmask16)((1u << left) - 1u), x + d);
 }
 
-/* 16 fp32 as dtype, 16 bits each: to nearest, a NaN quiet, as attn_from_f32() rounds. */
+/* 16 fp32 as dtype, as attn_from_f32() rounds them. */
 VEC_INLINE __m256i dot_round(vec x, attn_dtype dtype)
 {
-    if (dtype == ATTN_F16) {
-        return _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT);
-    }
-    const __m512i bits = _mm512_castps_si512(x);
-    const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
-    const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, odd), _mm512_set1_epi32(0x7fff));
-    const __m512i rounded = _mm512_mask_or_epi32(nearest, _mm512_cmp_ps_mask(x, x, _CMP_UNORD_Q), bits,
-                                                 _mm512_set1_epi32(0x400000));
-    return _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16));
+    return dtype == ATTN_F16 ? _mm512_cvtps_ph(x, _MM_FROUND_TO_NEAREST_INT) : attn__round_16(x);
 }
 
 /* The first parts of 32 fp32, side by side. */

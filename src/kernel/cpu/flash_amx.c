@@ -17,6 +17,8 @@
 
 #include <immintrin.h>
 
+#include "base/round_avx512.h"
+
 #define DOT_MOST_PARTS 3 /* of an operand that is worth its products */
 #define DOT_DECLINES   NULL
 

@@ -101,6 +101,7 @@ static void scores_of(const dot_state *state, const dot_task *task, attn__dot *t
     to->a_part = state->tile_k * depth;
     to->a_parts = state->parts;
     to->b = state->q + task->panel * PANEL * state->q_parts * depth;
+    to->b_band = 0; /* no second column of squares */
     to->b_part = PANEL * depth;
     to->b_parts = state->q_parts;
     to->c = task->s;
@@ -110,7 +111,6 @@ static void scores_of(const dot_state *state, const dot_task *task, attn__dot *t
     to->rows = task->end - task->begin;
     to->cols = PANEL;
     to->depth = depth;
-    to->b_band = 0;
     to->add = false;
 }
 
@@ -122,6 +122,7 @@ static void values_of(const dot_state *state, const dot_task *task, attn__dot *t
     to->a_part = state->v_part;
     to->a_parts = state->parts;
     to->b = task->p;
+    to->b_band = 0; /* no second column of squares */
     to->b_part = state->tile_k * PANEL;
     to->b_parts = state->p_parts;
     to->c = task->sums;
@@ -132,7 +133,6 @@ static void values_of(const dot_state *state, const dot_task *task, attn__dot *t
     to->cols = PANEL;
     to->depth = task->end - task->begin;
     to->add = state->parts == 1 && !task->first;
-    to->b_band = 0;
 }
 
 #include "kernel/cpu/flash_dot_odd.inc.h"

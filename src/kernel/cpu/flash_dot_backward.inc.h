@@ -164,6 +164,7 @@ static void scores_dot(const backward_state *state, const backward_task *task, i
     to->a_part = state->tile_k * depth;
     to->a_parts = state->parts;
     to->b = turned + task->panel * state->parts * depth * PANEL;
+    to->b_band = 0; /* no second column of squares */
     to->b_part = depth * PANEL;
     to->b_parts = state->parts;
     to->c = cells_of(state, array, task->begin, 0, task->panel);
@@ -173,7 +174,6 @@ static void scores_dot(const backward_state *state, const backward_task *task, i
     to->rows = task->end - task->begin;
     to->cols = PANEL;
     to->depth = depth;
-    to->b_band = 0;
     to->add = false;
 }
 
@@ -199,6 +199,7 @@ static void queries_dot(const backward_state *state, const backward_task *task, 
     to->a_part = keys * qk;
     to->a_parts = state->parts;
     to->b = task->pairs + task->begin * PANEL;
+    to->b_band = 0; /* no second column of squares */
     to->b_part = keys * PANEL;
     to->b_parts = state->weight_parts;
     to->c = queries_sums(state, task);
@@ -209,7 +210,6 @@ static void queries_dot(const backward_state *state, const backward_task *task, 
     to->cols = PANEL;
     to->depth = task->end - task->begin;
     to->add = state->weight_parts == 1;
-    to->b_band = 0;
 }
 
 /* Fills the queue of a turn; a task may be NULL. */
