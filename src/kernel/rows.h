@@ -57,7 +57,9 @@ typedef struct attn__probe {
     void (*exp2)(float *y, const float *x, int64_t count); /* any count; see docs/exp.md */
     int64_t (*peak)(int64_t rounds, float *sink);          /* runs FMAs and nothing else; returns the FLOPs */
     float (*read)(const void *array, size_t bytes);        /* adds up what lies there, as floats */
-    /* Of the instances that compute with bf16: one product, and products of tiles and nothing else. */
+    /* Of the instances that compute with bf16: exp2 for weights of one part, one product, and products of
+     * tiles and nothing else. */
+    void (*weight)(float *y, const float *x, int64_t count);
     void (*dot)(const attn__dot *dot);
     int64_t (*dot_peak)(int64_t rounds, float *sink);
 } attn__probe;

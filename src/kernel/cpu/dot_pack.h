@@ -7,6 +7,8 @@
  * 24 bits, all of one sign; fp16 has 11 bits, two parts; bf16 is its own part.  Below 2^-102 the last part is
  * subnormal, which products count as 0.  Infinity and NaN become (x, 0, 0).
  *
+ * WEIGHTS.  Those that are rounded to bf16 come from an exp2 of their own (docs/exp.md).
+ *
  * Include it after base/round_avx512.h, vec_avx512.h and flash_common.inc.h, inside a region compiled for
  * "avx512bf16".
  */
@@ -18,6 +20,23 @@ enum { PAIR = 2, PAIR_LANES = PAIR * VEC_LANES };
 static int dot_parts_of(attn_dtype dtype)
 {
     return dtype == ATTN_BF16 ? 1 : dtype == ATTN_F16 ? 2 : 3;
+}
+
+/*
+ * 2^x for a weight that will be one part: exactly 1 at 0, NaN for NaN, off by 2.91 * 2^-24 at most, and a
+ * subnormal number or 0 below -126.  x = n + f with 0 <= f <= 1, as VSCALEFPS takes x; 2^f = 1 + f * p(f) by
+ * a term less than flash_exp2 has: 8 operations in place of 11.
+ */
+VEC_INLINE vec dot_exp2(vec x)
+{
+    const vec f = _mm512_reduce_ps(x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+    vec p = vec_set(0x1.e96900p-10f);
+    p = vec_fma(p, f, vec_set(0x1.277c1ep-7f));
+    p = vec_fma(p, f, vec_set(0x1.c91c10p-5f));
+    p = vec_fma(p, f, vec_set(0x1.ebdb6ap-3f));
+    p = vec_fma(p, f, vec_set(0x1.62e4bap-1f));
+    p = vec_fma(p, f, vec_set(1.0f));
+    return _mm512_scalef_ps(p, x);
 }
 
 /* The first part of x, as fp32. */

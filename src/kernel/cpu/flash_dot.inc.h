@@ -173,8 +173,8 @@ VEC_INLINE void raise_task(const int parts, const dot_task *task, int64_t count,
 VEC_INLINE vec weigh(const int parts, const float *s, vec factor, vec less)
 {
     const vec score = vec_load(s);
-    return flash_exp2(parts == 1 ? vec_fma(score, factor, vec_sub(vec_set(0.0f), less))
-                                 : vec_sub(score, less));
+    return parts == 1 ? dot_exp2(vec_fma(score, factor, vec_sub(vec_set(0.0f), less)))
+                      : flash_exp2(vec_sub(score, less));
 }
 
 /* P of the task's keys from s to p, and their sums. */
@@ -447,6 +447,14 @@ const attn__kernel FLASH_ROW = {
     .peak = probe_dot_peak,
 };
 
+static void probe_weight(float *y, const float *x, int64_t count)
+{
+    for (int64_t i = 0; i < count; i += VEC_LANES) {
+        const __mmask16 real = (__mmask16)((1u << attn__min(VEC_LANES, count - i)) - 1u);
+        _mm512_mask_storeu_ps(y + i, real, dot_exp2(dot_load_part(x, count, i)));
+    }
+}
+
 static void probe_dot(const attn__dot *dot)
 {
     dot_begin();
@@ -456,6 +464,7 @@ static void probe_dot(const attn__dot *dot)
 
 const attn__probe FLASH_PROBE = {.lanes = VEC_LANES,
                                  .exp2 = probe_exp2,
+                                 .weight = probe_weight,
                                  .peak = probe_peak,
                                  .read = probe_read,
                                  .dot = probe_dot,

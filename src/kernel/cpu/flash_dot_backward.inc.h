@@ -47,11 +47,12 @@ typedef struct backward_lanes {
 
 /* One vector: scores become weights, dP becomes scale * dS.  The minimum cuts off what rounding says beyond
  * P = 1; it lets a NaN through. */
-VEC_INLINE void weigh_back(const backward_lanes *lanes, int half, const float *scores, const float *slopes,
-                           vec *weight, vec *slope)
+VEC_INLINE void weigh_back(const int parts, const backward_lanes *lanes, int half, const float *scores,
+                           const float *slopes, vec *weight, vec *slope)
 {
     const vec power = vec_fma(vec_load(scores), lanes->factor, vec_sub(vec_set(0.0f), lanes->lse[half]));
-    *weight = flash_exp2(vec_min(vec_set(0.0f), power));
+    const vec most = vec_min(vec_set(0.0f), power);
+    *weight = parts == 1 ? dot_exp2(most) : flash_exp2(most);
     *slope =
         vec_mul(*weight, vec_fma(vec_load(slopes), lanes->scale, vec_sub(vec_set(0.0f), lanes->delta[half])));
 }
@@ -104,7 +105,7 @@ VEC_INLINE void weigh_pair(const int parts, const bool masked, const backward_st
         FLASH_UNROLL
         for (int half = 0; half < 2; half++) {
             const float *at = scores + i * VEC_LANES + half * state->half;
-            weigh_back(lanes, half, at, at + state->array, &weight[i][half], &slope[i][half]);
+            weigh_back(parts, lanes, half, at, at + state->array, &weight[i][half], &slope[i][half]);
             if (masked) {
                 const vec_mask seen = j + i < task->to
                                           ? visible(&task->band, position + j + i, half * VEC_LANES)
@@ -317,7 +318,7 @@ static void add_cell(const backward_state *state, const backward_tile *tile, int
     vec weight, ds;
     vec_store(scores, vec_set(score));
     vec_store(slopes, vec_set(slope));
-    weigh_back(&lanes, 0, scores, slopes, &weight, &ds);
+    weigh_back(state->weight_parts, &lanes, 0, scores, slopes, &weight, &ds);
     vec_store(scores, weight);
     vec_store(slopes, ds);
     if (tile->dv != NULL) {
