@@ -359,6 +359,42 @@ static void try_halves(kernel_case *c, const attn__kernel *kernel)
     free(want);
 }
 
+/* All rows in blocks of 32, each by itself, or from the first to the last, back and forth again, the kernel
+ * being told that the keys are the same. */
+static void run_blocks(kernel_case *c, const attn__kernel *kernel, void *scratch, bool same_keys)
+{
+    enum { ROWS = 32 };
+    const int64_t blocks = attn__ceil_div(c->rows, ROWS);
+    check_poison(c->o.data, c->o.bytes);
+    check_poison(c->lse.data, c->lse.bytes);
+    for (int64_t i = 0; i < (same_keys ? 3 : 1) * blocks; i++) {
+        const int64_t at = i % blocks, first = ROWS * (i / blocks == 1 ? blocks - 1 - at : at);
+        attn__block block = block_of(c, first, attn__min(ROWS, c->rows - first));
+        block.same_keys = same_keys && i > 0;
+        kernel->forward(&block, scratch);
+    }
+}
+
+/* What a kernel keeps of the keys changes nothing. */
+static void try_kept(kernel_case *c, const attn__kernel *kernel)
+{
+    const attn__shape shape = kernel_case_shape(c);
+    check_buffer scratch, o = c->o, lse = c->lse;
+    check_buffer_open(&scratch, kernel->scratch(&shape), 64, true);
+    check_poison(scratch.data, scratch.bytes);
+    check_buffer_open(&c->o, o.bytes, 4, true);
+    check_buffer_open(&c->lse, lse.bytes, 4, true);
+    run_blocks(c, kernel, scratch.data, true);
+    check_buffer kept_o = c->o, kept_lse = c->lse;
+    c->o = o, c->lse = lse;
+    run_blocks(c, kernel, scratch.data, false);
+    assert_memory_equal(kept_o.data, o.data, o.bytes);
+    assert_memory_equal(kept_lse.data, lse.data, lse.bytes);
+    check_buffer_close(&kept_o);
+    check_buffer_close(&kept_lse);
+    check_buffer_close(&scratch);
+}
+
 check_bound kernel_case_bound(const kernel_case *c, const attn__kernel *kernel)
 {
     check_bound bound = c->bound;
@@ -400,6 +436,9 @@ void kernel_case_try(kernel_case *c)
         kernel_case_compare(c, *row);
         if ((*row)->rounds_results) {
             try_halves(c, *row);
+        }
+        if (c->rows > 1) {
+            try_kept(c, *row);
         }
     }
 }

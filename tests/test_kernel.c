@@ -231,6 +231,20 @@ static void test_masked_nan(void **state)
     }
 }
 
+/* Several tiles of keys, of which the first rows see few. */
+static void test_kept(void **state)
+{
+    uint64_t seed = 12;
+    (void)state;
+    for (int i = 0; i < 9; i++) {
+        kernel_case c = kernel_case_plain(150, 600 + i, 64 - i % 2, i % 3 > 0);
+        c.dtype = (attn_dtype)(i / 3);
+        c.first = i % 3 > 0 ? 350 : c.first;
+        c.lo = i % 3 == 2 ? -360 : c.lo;
+        kernel_case_open_and_try(&c, &seed);
+    }
+}
+
 static void test_no_keys(void **state)
 {
     uint64_t seed = 6;
@@ -401,9 +415,9 @@ int main(void)
         cmocka_unit_test(test_dims),          cmocka_unit_test(test_poisoned),
         cmocka_unit_test(test_few),           cmocka_unit_test(test_few_long),
         cmocka_unit_test(test_moving_maxima), cmocka_unit_test(test_masked_nan),
-        cmocka_unit_test(test_no_keys),       cmocka_unit_test(test_repeats),
-        cmocka_unit_test(test_accuracy),      cmocka_unit_test(test_table),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_kept),          cmocka_unit_test(test_no_keys),
+        cmocka_unit_test(test_repeats),       cmocka_unit_test(test_accuracy),
+        cmocka_unit_test(test_table),         cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

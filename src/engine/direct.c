@@ -7,6 +7,10 @@
  * sequences, the sequence with the most keys first, the last tile first: under a causal mask that is the long
  * one, and short ones fill up the end.  Which item a number means is found among the sequences' first
  * numbers, in O(log batch).
+ *
+ * A thread stays with the items of one (sequence, kv head) while there are any, since its caches and the
+ * kernel's scratch hold those keys, and then helps with the next that has some.  Threads begin apart, each
+ * where its share of the work begins.
  */
 #include "engine/direct.h"
 
@@ -44,7 +48,8 @@ attn__space attn__direct_space(const attn_plan *plan)
         s.gather = attn__aligned(s.q_rows * bytes.q) + attn__aligned(s.kv_rows * bytes.k) +
                    attn__aligned(s.kv_rows * bytes.v);
     }
-    s.lists = 2 * attn__aligned((p->batch + 1) * (int64_t)sizeof(int64_t));
+    s.lists = 2 * attn__aligned((p->batch + 1) * (int64_t)sizeof(int64_t)) +
+              attn__aligned(p->batch * p->heads_kv * (int64_t)sizeof(attn__queue));
     s.partial = attn__few_lay_out(NULL, plan, NULL);
     s.thread = thread_space(plan);
     return s;
@@ -95,6 +100,13 @@ static int64_t items_of(const attn_plan *plan, const attn__sequence *s)
     return plan->problem.heads_q * attn__ceil_div(s->q_count, plan->tile_q);
 }
 
+/* Of the sequence's items; it is the i-th in order. */
+static double cost_of(const attn__forward *f, int64_t i)
+{
+    attn__sequence s = attn__sequence_at(&f->run->io->sequences, f->order[i]);
+    return (double)(f->first[i + 1] - f->first[i]) * (double)s.kv_count;
+}
+
 static void number_items(attn__forward *f)
 {
     const attn_plan *plan = f->run->plan;
@@ -108,6 +120,34 @@ static void number_items(attn__forward *f)
     for (int64_t i = 0; i < batch; i++) {
         attn__sequence s = attn__sequence_at(sequences, f->order[i]);
         f->first[i + 1] = f->first[i] + items_of(plan, &s);
+        f->cost += cost_of(f, i);
+    }
+}
+
+/* Tasks of few queries are taken in order (few.c). */
+static bool any_few(const attn__forward *f)
+{
+    const attn_plan *plan = f->run->plan;
+    for (int64_t b = 0; b < plan->problem.batch; b++) {
+        attn__sequence s = attn__sequence_at(&f->run->io->sequences, b);
+        if (attn__few_of(plan, &s).tasks > 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+static void open_queues(attn__forward *f)
+{
+    const attn_problem *p = &f->run->plan->problem;
+    f->in_order = any_few(f);
+    f->queue_count = f->in_order ? 1 : p->batch * p->heads_kv;
+    for (int64_t i = 0; i < f->queue_count; i++) {
+        const int64_t sequence = i / p->heads_kv, head = i % p->heads_kv, begin = f->first[sequence];
+        const int64_t items = (f->first[sequence + 1] - begin) / p->heads_kv;
+        attn__queue *queue = &f->queues[i];
+        queue->end = f->in_order ? f->first[p->batch] : begin + (head + 1) * items;
+        atomic_init(&queue->next, f->in_order ? 0 : begin + head * items);
     }
 }
 
@@ -168,20 +208,22 @@ static const void *queries_at(const attn__forward *f, const place *w)
                            w->s.q_first + w->tile * plan->tile_q);
 }
 
-/* Of the item that this thread is likely to take after `item`, if it is a tile. */
-static const void *next_queries(const attn__forward *f, int64_t item)
+/* Of the item that a thread at this queue is likely to take next, if it is a tile. */
+static const void *next_queries(const attn__forward *f, int64_t queue)
 {
-    const int64_t next = item + attn__team();
-    if (next >= f->first[f->run->plan->problem.batch]) {
-        return NULL;
+    for (int64_t i = queue; i < attn__min(queue + 2, f->queue_count); i++) {
+        const int64_t next = atomic_load(&f->queues[i].next);
+        if (next < f->queues[i].end) {
+            const place w = place_of(f, next);
+            return w.few.tasks > 0 ? NULL : queries_at(f, &w);
+        }
     }
-    const place w = place_of(f, next);
-    return w.few.tasks > 0 ? NULL : queries_at(f, &w);
+    return NULL;
 }
 
 /* A query tile of one head against all keys.  Rows of the result go straight to their place where they can,
  * through a tile otherwise. */
-static attn_status compute_tile(const attn__forward *f, const place *w, const void *next_q)
+static attn_status compute_tile(const attn__forward *f, const place *w, const void *next_q, bool same_keys)
 {
     const attn_plan *plan = f->run->plan;
     const attn_problem *p = &plan->problem;
@@ -198,6 +240,7 @@ static attn_status compute_tile(const attn__forward *f, const place *w, const vo
     block.count = attn__min(plan->tile_q, s->q_count - row);
     block.q = queries_at(f, w);
     block.next_q = next_q;
+    block.same_keys = same_keys;
     block.q_token = f->in[ATTN_Q].stride[2];
     block.q_dim = f->in[ATTN_Q].stride[3];
     block.o = in_place && !half ? attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token) : space.o;
@@ -219,13 +262,14 @@ static attn_status compute_tile(const attn__forward *f, const place *w, const vo
     return ATTN_OK;
 }
 
-static attn_status compute_item(attn__forward *f, int64_t item)
+/* An item of a queue; same_keys: the thread's last one was of that queue, too. */
+static attn_status compute_item(attn__forward *f, int64_t item, int64_t queue, bool same_keys)
 {
     const place w = place_of(f, item);
     if (w.few.tasks > 0) {
         return attn__few_compute(f, &w.s, w.sequence, &w.few, w.at);
     }
-    return compute_tile(f, &w, next_queries(f, item));
+    return compute_tile(f, &w, next_queries(f, queue), same_keys && !f->in_order);
 }
 
 /* ---- all of it ---- */
@@ -254,15 +298,44 @@ static work count_work(const attn__forward *f)
     return (work){sum / p->batch, 2 * cells * (double)(p->dim_qk + p->dim_v)};
 }
 
-/* Takes items in order until those of the slice are done. */
+/* The queue at which this thread's share of the work begins. */
+static int64_t own_queue(const attn__forward *f)
+{
+    const attn_problem *p = &f->run->plan->problem;
+    double share = f->cost * attn__thread() / attn__team();
+    for (int64_t i = 0; i < p->batch && !f->in_order; i++) {
+        const double cost = cost_of(f, i);
+        if (share < cost) {
+            const int64_t head = (int64_t)(share / cost * (double)p->heads_kv);
+            return i * p->heads_kv + attn__min(head, p->heads_kv - 1);
+        }
+        share -= cost;
+    }
+    return 0;
+}
+
+/* The next item of *queue or, where that is empty, of the one after it that is not. */
+static int64_t take_item(attn__forward *f, int64_t *queue)
+{
+    for (;; *queue = (*queue + 1) % f->queue_count) {
+        attn__queue *q = &f->queues[*queue];
+        if (atomic_load(&q->next) < q->end) {
+            const int64_t item = atomic_fetch_add(&q->next, 1);
+            if (item < q->end) {
+                return item;
+            }
+        }
+    }
+}
+
+/* Takes items until those of the slice are done: as many as there are, so that take_item finds one. */
 static void work_to(attn__forward *f, int64_t end)
 {
-    for (;;) {
-        int64_t item = atomic_fetch_add(&f->next, 1);
-        if (item >= end) {
-            return;
-        }
-        attn__run_failed(f->run, compute_item(f, item));
+    int64_t queue = own_queue(f), last = -1;
+    while (atomic_fetch_add(&f->taken, 1) < end) {
+        const int64_t item = take_item(f, &queue);
+        attn__run_failed(f->run, compute_item(f, item, queue, queue == last));
+        last = queue;
     }
 }
 
@@ -274,7 +347,7 @@ static attn_status compute(attn__forward *f)
     bool together = attn__worth_threads(all.flops);
     for (int64_t slice = 0; slice < slices; slice++) {
         double begin = attn__now();
-        atomic_store(&f->next, items * slice / slices);
+        atomic_store(&f->taken, items * slice / slices);
 #pragma omp parallel num_threads(plan->threads) if (together)
         work_to(f, items * (slice + 1) / slices);
         if (attn__run_stopped(f->run)) {
@@ -295,13 +368,16 @@ attn_status attn__direct(attn__run *run)
     char *at = run->workspace;
     f.order = attn__take(&at, list);
     f.first = attn__take(&at, list);
+    f.queues =
+        attn__take(&at, run->plan->problem.batch * run->plan->problem.heads_kv * (int64_t)sizeof *f.queues);
     at += attn__few_lay_out(&f, plan, at);
     f.threads = at + plan->space.gather;
     attn__few_begin(&f);
-    atomic_init(&f.next, 0);
+    atomic_init(&f.taken, 0);
     if (run->io->source.data != run->io) {
         ATTN__TRY(gather(&f, &at));
     }
     number_items(&f);
+    open_queues(&f);
     return compute(&f);
 }

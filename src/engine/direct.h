@@ -11,18 +11,28 @@ typedef struct attn__few_plane {
     int64_t done;   /* tasks that have ended */
 } attn__few_plane;
 
+/* The items of one (sequence, kv head), whose keys a thread goes on with; or all items. */
+typedef struct attn__queue {
+    atomic_int_least64_t next;
+    int64_t end;
+} attn__queue;
+
 /* One execute of a direct plan. */
 typedef struct attn__forward {
     attn__run *run;
-    attn_tensor in[3];       /* where q, k and v lie */
-    int64_t *order;          /* sequences by falling number of keys */
-    int64_t *first;          /* [batch + 1]: items of those before in that order */
+    attn_tensor in[3];   /* where q, k and v lie */
+    int64_t *order;      /* sequences by falling number of keys */
+    int64_t *first;      /* [batch + 1]: items of those before in that order */
+    double cost;         /* of all items, in keys times rows */
+    attn__queue *queues; /* in the order of the items */
+    int64_t queue_count;
+    bool in_order;           /* one queue, since some sequence is of few queries */
     attn__few_plane *planes; /* [sequence][kv head]; under the run's lock, as the free regions are */
     int64_t *free;           /* regions that no plane has */
     int64_t free_count;
     float *partials; /* [region][task] */
     char *threads;
-    atomic_int_least64_t next; /* item */
+    atomic_int_least64_t taken; /* items */
 } attn__forward;
 
 /* What a thread takes out of its part of the workspace. */

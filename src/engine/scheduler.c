@@ -90,22 +90,24 @@ static void share_threads(attn_plan *plan, const attn_options *options, int64_t 
 /*
  * Shorter query tiles where there are few of them for the threads, so that all end together.  Where keys are
  * seen from the first one on, the bits of a row do not depend on where its tile begins (kernel.h; tiles stay
- * multiples of TILE_STEP).  Elsewhere, and where a spool may go on with other threads, the tiles are those
+ * multiples of tile_q_step).  Elsewhere, and where a spool may go on with other threads, the tiles are those
  * for ASSUMED threads.  A kernel asked for against its own advice keeps its tiles.
  */
 static void shorten_tiles(attn_plan *plan)
 {
-    enum { TILE_STEP = 128, TILES = 4, ASSUMED = 8 }; /* TILES: for each thread */
+    enum { STEP = 128, TILES = 4, ASSUMED = 8 }; /* TILES: for each thread */
     const attn_problem *p = &plan->problem;
+    const attn__kernel *kernel = plan->kernel;
+    const int64_t step = kernel->tile_q_step == NULL ? STEP : kernel->tile_q_step(&plan->shape);
     const bool from_first = p->mask != ATTN_MASK_WINDOW || p->window_left < 0;
     const int threads = plan->direct && from_first ? plan->threads : ASSUMED;
-    if (plan->backward || threads == 1 || attn__kernel_reluctance(plan->kernel, &plan->shape) != NULL) {
+    if (plan->backward || threads == 1 || attn__kernel_reluctance(kernel, &plan->shape) != NULL) {
         return;
     }
     const double planes = (double)p->batch * (double)p->heads_q;
-    while (plan->tile_q >= 2 * TILE_STEP &&
+    while (plan->tile_q >= 2 * step &&
            planes * (double)attn__ceil_div(plan->shape.rows, plan->tile_q) < TILES * (double)threads) {
-        plan->tile_q = plan->tile_q / 2 / TILE_STEP * TILE_STEP;
+        plan->tile_q = plan->tile_q / 2 / step * step;
     }
     plan->shape.rows = attn__min(plan->shape.rows, plan->tile_q);
 }

@@ -8,7 +8,7 @@
  * it (a masked key or value may be NaN or inf and must not leak).  Inputs are dtype with any strides; sums,
  * scores and results are fp32.  It is one thread's work: the caller runs blocks side by side.  The bits
  * depend only on the block; those of a row, where lo bounds no key of it, not on where its block begins, as
- * long as blocks of the same rows are cut at multiples of 128.
+ * long as blocks of the same rows are cut at multiples of the row's tile_q_step.
  */
 #ifndef ATTN_KERNEL_H
 #define ATTN_KERNEL_H
@@ -34,7 +34,9 @@ typedef struct attn__block {
                          * be asked for, is not read */
     const attn__span *spans; /* ascending, disjoint; none is legal */
     int64_t span_count;
-    float *o; /* [count] rows, o_stride elements apart, dense dims */
+    bool same_keys; /* the spans, and what lies there, are those of the last call with this scratch: what that
+                     * made of them may be used again */
+    float *o;       /* [count] rows, o_stride elements apart, dense dims */
     int64_t o_stride;
     void *half_o; /* not NULL, only for a row that rounds_results: o rounded to half_dtype, here instead */
     attn_dtype half_dtype;
@@ -91,12 +93,14 @@ typedef struct attn__shape {
 
 /* One row of the kernel table. */
 typedef struct attn__kernel {
-    const char *name;                                 /* "flash-avx2" */
-    const char *summary;                              /* one line for attn info and --explain */
-    uint32_t needs;                                   /* ATTN__CPU_ bits, all of them */
-    bool rounds_weights;                              /* of bf16 inputs, P to bf16 before P V */
-    bool rounds_results;                              /* takes a block's half_o */
-    int64_t (*tile_q)(const attn__shape *shape);      /* query rows of one call */
+    const char *name;                            /* "flash-avx2" */
+    const char *summary;                         /* one line for attn info and --explain */
+    uint32_t needs;                              /* ATTN__CPU_ bits, all of them */
+    bool rounds_weights;                         /* of bf16 inputs, P to bf16 before P V */
+    bool rounds_results;                         /* takes a block's half_o */
+    int64_t (*tile_q)(const attn__shape *shape); /* query rows of one call */
+    /* What shorter tiles are multiples of, for bits that do not depend on the cut; NULL: 128. */
+    int64_t (*tile_q_step)(const attn__shape *shape);
     const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
     /* NULL, or why it is taken only when asked for by name; may itself be NULL */
     const char *(*declines)(const attn__shape *shape);

@@ -362,9 +362,14 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
 static void forward(const attn__block *block, void *scratch)
 {
     dot_state state = {.block = block};
-    lay_out(&state, scratch, block->dtype, block->count, block->dim_qk, block->dim_v);
+    const bool one = block->span_count == 1 && block->first + block->lo <= block->spans[0].first;
+    lay_out(&state, scratch, block->dtype, block->count, one ? block->spans[0].count : 0, block->dim_qk,
+            block->dim_v);
+    state.keeps = state.keeps && one;
     state.factor = (float)(fabs((double)block->scale) * 1.44269504088896340736);
-    if (few_suits(block) && few_forward(&state)) {
+    const bool few = few_suits(block); /* has its own use for the tiles */
+    *state.kept = block->same_keys && state.keeps && !few ? *state.kept : 0;
+    if (few && few_forward(&state)) {
         return;
     }
     clear(&state);
@@ -375,11 +380,7 @@ static void forward(const attn__block *block, void *scratch)
         int64_t first = attn__max(span->first, block->first + block->lo);
         int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
         for (; first < end; first += state.tile_k) {
-            dot_tile tile = {.span = span, .first = first, .count = attn__min(state.tile_k, end - first)};
-            tile.padded = round_up(tile.count, KEY_STEP);
-            pack_keys(&state, &tile);
-            pack_values(&state, &tile);
-            tile_step(&state, &tile);
+            tile_step(&state, load_tile(&state, span, first, end));
         }
     }
     dot_end();
@@ -398,6 +399,14 @@ static int64_t tile_q(const attn__shape *shape)
                           round_up(shape->dim_v, VEC_LANES) * (int64_t)sizeof(float);
     const int64_t most = attn__min(TILE_Q, QUERY_BYTES / bytes / PANEL * PANEL);
     return attn__min(most, round_up(shape->rows, PANEL));
+}
+
+/* Short tiles pay only if keys are not packed for each of them. */
+static int64_t tile_q_step(const attn__shape *shape)
+{
+    dot_state state;
+    lay_out(&state, NULL, shape->dtype, PANEL, shape->keys, shape->dim_qk, shape->dim_v);
+    return state.keeps ? 2 * PANEL : 4 * PANEL;
 }
 
 static const char *rejects(const attn__shape *shape)
@@ -425,7 +434,8 @@ static const char *declines(const attn__shape *shape)
 static size_t scratch_bytes(const attn__shape *shape)
 {
     dot_state state;
-    return sizeof(float) * lay_out(&state, NULL, shape->dtype, tile_q(shape), shape->dim_qk, shape->dim_v);
+    return sizeof(float) *
+           lay_out(&state, NULL, shape->dtype, tile_q(shape), shape->keys, shape->dim_qk, shape->dim_v);
 }
 
 const attn__kernel FLASH_ROW = {
@@ -435,6 +445,7 @@ const attn__kernel FLASH_ROW = {
     .rounds_weights = true,
     .rounds_results = true,
     .tile_q = tile_q,
+    .tile_q_step = tile_q_step,
     .rejects = rejects,
     .declines = declines,
     .scratch = scratch_bytes,

@@ -6,6 +6,8 @@
  * METHOD.  Rows are cut into parts (dot_pack.h) 32 at a time, then transposed 16 x 16 pairs at a time: Q^T
  * with its dims in pairs; V with keys in pairs, and those transposed.
  *
+ * KEPT.  Where the tiles of all keys fit, calls with the same keys share them.
+ *
  * COST.  A call packs its queries once and each tile of keys once: about 5 operations a vector and part.
  */
 enum {
@@ -14,9 +16,19 @@ enum {
     KEY_STEP = 32,                        /* the depth of a tile product */
     KEY_BYTES = 512 * 1024,               /* K and V^T of a tile, in L2 */
     QUERY_BYTES = 640 * 1024,             /* Q^T and O^T of a call, in L2 */
+    KEPT_BYTES = 1024 * 1024,             /* K and V^T of all tiles, if they are kept */
     WEIGHT_PARTS = 3,                     /* of P, unless the inputs are one part */
     SQUARE = ATTN__SQUARE * ATTN__SQUARE, /* elements from 32 of a row to the next */
 };
+
+/* A tile of keys; what of it is not finite. */
+typedef struct dot_tile {
+    const attn__span *span;
+    int64_t first, count;
+    int64_t padded; /* count up to whole steps */
+    bool odd_k, odd_v;
+    bool key_odd[TILE_K], value_odd[TILE_K];
+} dot_tile;
 
 typedef struct dot_state {
     const attn__block *block;
@@ -32,21 +44,16 @@ typedef struct dot_state {
     float *s;             /* [2][tile_k][PANEL] */
     uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [2][width][PANEL]: V^T P^T of one tile */
+    bool keeps;           /* there is room for all tiles of keys, else for one */
+    int64_t *kept;        /* how many are packed */
+    dot_tile *tiles;      /* [tiles] */
+    uint16_t *keys;       /* [tiles]: k and v of each */
     uint16_t *k;          /* [part], tile_k keys by depth in squares */
     uint16_t *v;          /* [part], width by tile_k keys in squares */
     int64_t v_part;       /* elements of a part of v */
     uint16_t *rows;       /* [part][32][longest dim]: queries, or [part][16][longest dim][2]: values */
     float *wide, *other;  /* rows in fp32 */
 } dot_state;
-
-/* A tile of keys; what of it is not finite. */
-typedef struct dot_tile {
-    const attn__span *span;
-    int64_t first, count;
-    int64_t padded; /* count up to whole steps */
-    bool odd_k, odd_v;
-    bool key_odd[TILE_K], value_odd[TILE_K];
-} dot_tile;
 
 static int64_t round_up(int64_t x, int64_t step)
 {
@@ -59,9 +66,34 @@ static uint16_t *take_bf16(float *scratch, size_t *used, int64_t count)
     return (void *)take(scratch, used, attn__ceil_div(count, 2));
 }
 
-/* Lays the scratch out; returns its floats. */
-static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_t rows, int64_t dim_qk,
-                      int64_t dim_v)
+/* bf16 of a tile's K and V^T. */
+static int64_t tile_elements(const dot_state *state)
+{
+    return state->parts * (state->tile_k * state->depth + state->v_part);
+}
+
+static void use_tile(dot_state *state, int64_t i)
+{
+    state->k = state->keys + i * tile_elements(state);
+    state->v = state->k + state->parts * state->tile_k * state->depth;
+}
+
+/* The tiles of keys, first in the scratch, so that they stay where they are whatever the rows. */
+static void lay_out_keys(dot_state *state, float *scratch, size_t *used, int64_t keys)
+{
+    const int64_t bytes = tile_elements(state) * (int64_t)sizeof(uint16_t);
+    const int64_t all = attn__max(1, attn__ceil_div(keys, state->tile_k));
+    const int64_t tiles = attn__min(all, attn__max(1, KEPT_BYTES / bytes)); /* never more for less keys */
+    state->keeps = tiles == all;
+    state->kept = (void *)take(scratch, used, sizeof *state->kept / sizeof(float));
+    state->tiles = (void *)take(scratch, used, tiles * attn__ceil_div(sizeof(dot_tile), sizeof(float)));
+    state->keys = take_bf16(scratch, used, tiles * tile_elements(state));
+    use_tile(state, 0);
+}
+
+/* Lays the scratch out for so many rows and keys; returns its floats. */
+static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_t rows, int64_t keys,
+                      int64_t dim_qk, int64_t dim_v)
 {
     size_t used = 0;
     state->parts = dot_parts_of(dtype);
@@ -73,6 +105,8 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     const int64_t key_bytes = (int64_t)sizeof(uint16_t) * state->parts * (state->depth + state->width);
     state->tile_k =
         attn__min(state->parts == 1 ? TILE_K : TILE_K / 2, KEY_BYTES / key_bytes / KEY_STEP * KEY_STEP);
+    state->v_part = state->tile_k * round_up(state->width, ATTN__SQUARE);
+    lay_out_keys(state, scratch, &used, keys);
     const int64_t lanes = state->panels * PANEL, longest = round_up(attn__max(dim_qk, dim_v), PAIR_LANES);
     state->q = take_bf16(scratch, &used, lanes * state->q_parts * state->depth);
     state->ot = take(scratch, &used, lanes * round_up(state->width, PAIR_LANES));
@@ -83,9 +117,6 @@ static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_
     state->s = take(scratch, &used, 2 * state->tile_k * PANEL);
     state->p = take_bf16(scratch, &used, 2 * state->p_parts * state->tile_k * PANEL);
     state->fresh = take(scratch, &used, 2 * state->width * PANEL);
-    state->k = take_bf16(scratch, &used, state->parts * state->tile_k * state->depth);
-    state->v_part = state->tile_k * round_up(state->width, ATTN__SQUARE);
-    state->v = take_bf16(scratch, &used, state->parts * state->v_part);
     state->rows = take_bf16(scratch, &used, WEIGHT_PARTS * KEY_STEP * longest);
     state->wide = take(scratch, &used, longest);
     state->other = take(scratch, &used, longest);
@@ -252,6 +283,26 @@ static void pack_values(const dot_state *state, dot_tile *tile)
             }
         }
     }
+}
+
+/* The span's tile of keys from `first` on, up to `end` or, where tiles are kept, up to the span's end: other
+ * rows may see more of it. */
+static dot_tile *load_tile(dot_state *state, const attn__span *span, int64_t first, int64_t end)
+{
+    const int64_t i = state->keeps ? (first - span->first) / state->tile_k : 0;
+    dot_tile *tile = &state->tiles[i];
+    use_tile(state, i);
+    if (state->keeps && i < *state->kept) {
+        tile->span = span;
+        return tile;
+    }
+    const int64_t last = state->keeps ? span->first + span->count : end;
+    *tile = (dot_tile){.span = span, .first = first, .count = attn__min(state->tile_k, last - first)};
+    tile->padded = round_up(tile->count, KEY_STEP);
+    pack_keys(state, tile);
+    pack_values(state, tile);
+    *state->kept = state->keeps ? i + 1 : 0;
+    return tile;
 }
 
 /* ---- the sums ------------------------------------------------------------------------------------ */
