@@ -370,6 +370,7 @@ static void run_blocks(kernel_case *c, const attn__kernel *kernel, void *scratch
     for (int64_t i = 0; i < (same_keys ? 3 : 1) * blocks; i++) {
         const int64_t at = i % blocks, first = ROWS * (i / blocks == 1 ? blocks - 1 - at : at);
         attn__block block = block_of(c, first, attn__min(ROWS, c->rows - first));
+        block.keep_keys = same_keys;
         block.same_keys = same_keys && i > 0;
         kernel->forward(&block, scratch);
     }

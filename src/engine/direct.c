@@ -146,8 +146,9 @@ static void open_queues(attn__forward *f)
         const int64_t sequence = i / p->heads_kv, head = i % p->heads_kv, begin = f->first[sequence];
         const int64_t items = (f->first[sequence + 1] - begin) / p->heads_kv;
         attn__queue *queue = &f->queues[i];
-        queue->end = f->in_order ? f->first[p->batch] : begin + (head + 1) * items;
-        atomic_init(&queue->next, f->in_order ? 0 : begin + head * items);
+        queue->begin = f->in_order ? 0 : begin + head * items;
+        queue->end = f->in_order ? f->first[p->batch] : queue->begin + items;
+        atomic_init(&queue->next, queue->begin);
     }
 }
 
@@ -221,9 +222,9 @@ static const void *next_queries(const attn__forward *f, int64_t queue)
     return NULL;
 }
 
-/* A query tile of one head against all keys.  Rows of the result go straight to their place where they can,
- * through a tile otherwise. */
-static attn_status compute_tile(const attn__forward *f, const place *w, const void *next_q, bool same_keys)
+/* A query tile of one head against all keys, out of a queue; same_keys: the thread's last item was of that
+ * queue, too.  Rows of the result go straight to their place where they can, through a tile otherwise. */
+static attn_status compute_tile(const attn__forward *f, const place *w, int64_t queue, bool same_keys)
 {
     const attn_plan *plan = f->run->plan;
     const attn_problem *p = &plan->problem;
@@ -239,8 +240,9 @@ static attn_status compute_tile(const attn__forward *f, const place *w, const vo
     block.first = row;
     block.count = attn__min(plan->tile_q, s->q_count - row);
     block.q = queries_at(f, w);
-    block.next_q = next_q;
-    block.same_keys = same_keys;
+    block.next_q = next_queries(f, queue);
+    block.keep_keys = !f->in_order && f->queues[queue].end > f->queues[queue].begin + 1;
+    block.same_keys = !f->in_order && same_keys;
     block.q_token = f->in[ATTN_Q].stride[2];
     block.q_dim = f->in[ATTN_Q].stride[3];
     block.o = in_place && !half ? attn__tensor_at(&io->o, ATTN_F32, s->batch, head, token) : space.o;
@@ -262,14 +264,13 @@ static attn_status compute_tile(const attn__forward *f, const place *w, const vo
     return ATTN_OK;
 }
 
-/* An item of a queue; same_keys: the thread's last one was of that queue, too. */
 static attn_status compute_item(attn__forward *f, int64_t item, int64_t queue, bool same_keys)
 {
     const place w = place_of(f, item);
     if (w.few.tasks > 0) {
         return attn__few_compute(f, &w.s, w.sequence, &w.few, w.at);
     }
-    return compute_tile(f, &w, next_queries(f, queue), same_keys && !f->in_order);
+    return compute_tile(f, &w, queue, same_keys);
 }
 
 /* ---- all of it ---- */

@@ -14,7 +14,7 @@ typedef struct attn__few_plane {
 /* The items of one (sequence, kv head), whose keys a thread goes on with; or all items. */
 typedef struct attn__queue {
     atomic_int_least64_t next;
-    int64_t end;
+    int64_t begin, end;
 } attn__queue;
 
 /* One execute of a direct plan. */

@@ -34,8 +34,9 @@ typedef struct attn__block {
                          * be asked for, is not read */
     const attn__span *spans; /* ascending, disjoint; none is legal */
     int64_t span_count;
+    bool keep_keys; /* other calls have the same spans: what this one makes of them may be worth keeping */
     bool same_keys; /* the spans, and what lies there, are those of the last call with this scratch: what that
-                     * made of them may be used again */
+                     * kept may be used again */
     float *o;       /* [count] rows, o_stride elements apart, dense dims */
     int64_t o_stride;
     void *half_o; /* not NULL, only for a row that rounds_results: o rounded to half_dtype, here instead */

@@ -365,7 +365,7 @@ static void forward(const attn__block *block, void *scratch)
     const bool one = block->span_count == 1 && block->first + block->lo <= block->spans[0].first;
     lay_out(&state, scratch, block->dtype, block->count, one ? block->spans[0].count : 0, block->dim_qk,
             block->dim_v);
-    state.keeps = state.keeps && one;
+    state.keeps = state.keeps && one && block->keep_keys;
     state.factor = (float)(fabs((double)block->scale) * 1.44269504088896340736);
     const bool few = few_suits(block); /* has its own use for the tiles */
     *state.kept = block->same_keys && state.keeps && !few ? *state.kept : 0;
