@@ -22,7 +22,7 @@ int64_t attn__direct_rows(const attn_problem *problem)
 static int64_t thread_space(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
-    int64_t result = plan->tile_q * (int64_t)sizeof(float), element = (int64_t)attn_dtype_size(p->dtype);
+    int64_t result = plan->call_rows * (int64_t)sizeof(float), element = (int64_t)attn_dtype_size(p->dtype);
     return attn__aligned((int64_t)plan->kernel->scratch(&plan->shape)) + attn__aligned(result * p->dim_v) +
            attn__aligned(result) + attn__aligned(attn__few_rows(p) * p->dim_qk * element);
 }
@@ -30,7 +30,7 @@ static int64_t thread_space(const attn_plan *plan)
 attn__forward_thread attn__forward_space(const attn__forward *f)
 {
     const attn_plan *plan = f->run->plan;
-    int64_t result = plan->tile_q * (int64_t)sizeof(float);
+    int64_t result = plan->call_rows * (int64_t)sizeof(float);
     char *at = f->threads + attn__thread() * plan->space.thread;
     attn__forward_thread space = {.scratch = attn__take(&at, (int64_t)plan->kernel->scratch(&plan->shape))};
     space.o = attn__take(&at, result * plan->problem.dim_v);

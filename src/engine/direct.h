@@ -61,8 +61,6 @@ typedef struct attn__few {
 } attn__few;
 
 attn__few attn__few_of(const attn_plan *plan, const attn__sequence *s);
-/* Most rows of such a sequence under the plan. */
-int64_t attn__few_rows(const attn_problem *problem);
 /* Lays out planes, free regions and partials from *at on (NULL: only counts); returns the bytes. */
 int64_t attn__few_lay_out(attn__forward *f, const attn_plan *plan, char *at);
 /* All planes idle, all regions free. */

@@ -57,7 +57,8 @@ struct attn_plan {
     const attn__cuda_kernel *cuda; /* likewise */
     attn__cuda_call call;          /* what is known of it before the pointers are */
     struct attn__stage *stage;     /* of inputs outside the GPU\'s memory; else NULL */
-    int64_t tile_q;                /* query rows of a call */
+    int64_t tile_q;                /* query rows of a tile, which a kernel call computes */
+    int64_t call_rows;             /* of a call, at most: a tile's, or those of few queries (few.c) */
     int64_t range_keys;            /* of a range, at most (ranges.c); 0 without gradients */
     int64_t resident;
     int threads; /* of each resident worker */
@@ -245,6 +246,8 @@ int64_t attn__resident_space(int64_t residents);
 
 /* Most query rows of a kernel call of a direct plan. */
 int64_t attn__direct_rows(const attn_problem *problem);
+/* Most rows, queries times heads of a group, of a sequence of few queries (few.c). */
+int64_t attn__few_rows(const attn_problem *problem);
 /* The workspace of a direct plan, and what it computes with it. */
 attn__space attn__direct_space(const attn_plan *plan);
 attn_status attn__direct(attn__run *run);

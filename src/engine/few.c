@@ -53,7 +53,7 @@ attn__few attn__few_of(const attn_plan *plan, const attn__sequence *s)
     few.begin = attn__max(0, s->band.lo);
     few.end = attn__min(s->kv_count, s->q_count + s->band.hi);
     int64_t chunks = attn__ceil_div(attn__max(0, few.end - few.begin), few.chunk);
-    bool fits = few.rows > 0 && few.rows <= attn__min(ROWS, plan->tile_q);
+    bool fits = few.rows > 0 && few.rows <= attn__min(ROWS, plan->call_rows);
     bool pays = chunks > 1 || (chunks == 1 && group > 1); /* otherwise it is a query tile like others */
     if (fits && pays) {
         few.run = attn__ceil_div(chunks, attn__min(chunks, tasks_most(p)));

@@ -72,6 +72,7 @@ static attn_status choose_kernel(attn_plan *plan, int64_t workers, int64_t size_
     ATTN__TRY(attn__kernel_choose(&plan->kernel, &plan->shape, name));
     const attn__kernel *k = plan->kernel;
     plan->tile_q = attn__max(1, plan->backward ? k->backward_tile_q(&plan->shape) : k->tile_q(&plan->shape));
+    plan->call_rows = plan->tile_q;
     if ((plan->backward ? k->backward_scratch : k->scratch)(&plan->shape) > SPACE_MAX >> 8) {
         return attn__fail(ATTN_ELIMIT,
                           "the %s kernel's scratch overflows; use more workers or another kernel",
@@ -91,7 +92,8 @@ static void share_threads(attn_plan *plan, const attn_options *options, int64_t 
  * Shorter query tiles where there are few of them for the threads, so that all end together.  Where keys are
  * seen from the first one on, the bits of a row do not depend on where its tile begins (kernel.h; tiles stay
  * multiples of tile_q_step).  Elsewhere, and where a spool may go on with other threads, the tiles are those
- * for ASSUMED threads.  A kernel asked for against its own advice keeps its tiles.
+ * for ASSUMED threads.  A kernel asked for against its own advice keeps its tiles.  Which sequences are of
+ * few queries stays as it was.
  */
 static void shorten_tiles(attn_plan *plan)
 {
@@ -109,7 +111,9 @@ static void shorten_tiles(attn_plan *plan)
            planes * (double)attn__ceil_div(plan->shape.rows, plan->tile_q) < TILES * (double)threads) {
         plan->tile_q = plan->tile_q / 2 / step * step;
     }
-    plan->shape.rows = attn__min(plan->shape.rows, plan->tile_q);
+    const int64_t few = plan->direct ? attn__min(attn__few_rows(p), plan->call_rows) : 0;
+    plan->call_rows = attn__max(plan->tile_q, few);
+    plan->shape.rows = attn__min(plan->shape.rows, plan->call_rows);
 }
 
 /* Everything that W and the quorum's sizes decide. */
