@@ -105,6 +105,23 @@ static void test_long(void **state)
     sequence_case_close(&c);
 }
 
+/* As many rows as few queries can be, more than a tile of several threads has where a kernel keeps keys. */
+static void test_most(void **state)
+{
+    (void)state;
+    const char *texts[] = {"heads=4,tokens=128,kv_tokens=1500,dim=64,dtype=bf16,out=f32,causal",
+                           "heads=2,kv_heads=1,tokens=64,kv_tokens=300,dim=128,causal"};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
+        sequence_case c = {.problem = ATTN_INIT(attn_problem)};
+        assert_int_equal(attn_problem_parse(&c.problem, texts[i]), ATTN_OK);
+        attn__few few = cut_of(&c.problem);
+        assert_true(few.tasks > 1 && few.rows == 128);
+        sequence_case_open(&c, 10 + i);
+        sequence_case_threads(&c, texts[i]);
+        sequence_case_close(&c);
+    }
+}
+
 /* What is cut, and into what: by the shape alone. */
 static void test_cut(void **state)
 {
@@ -179,6 +196,7 @@ int main(void)
         cmocka_unit_test(test_is_the_reference),
         cmocka_unit_test(test_alone),
         cmocka_unit_test(test_long),
+        cmocka_unit_test(test_most),
         cmocka_unit_test(test_cut),
         cmocka_unit_test(test_workspace),
         cmocka_unit_test(test_source_and_sink),

@@ -7,13 +7,20 @@
  * each level.  An unknown name hides nothing.
  *
  * Linux gives a process the state of AMX tiles only when asked (arch_prctl,
- * Documentation/arch/x86/xstate.rst); the answer holds for all its threads.
+ * Documentation/arch/x86/xstate.rst); the answer holds for all its threads.  A build that emulates AMX has it
+ * wherever there is AVX512-BF16.
  */
 #include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "base/base.h"
+
+#ifdef ATTN__EMULATE_AMX
+enum { EMULATES = true };
+#else
+enum { EMULATES = false };
+#endif
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -46,7 +53,7 @@ static uint32_t detect(void)
         features |= ATTN__CPU_AVX512;
     }
     uint32_t amx = 1u << 22 | 1u << 24; /* BF16, TILE */
-    bool tiles = (saved & TILES) == TILES && (d & amx) == amx;
+    bool tiles = EMULATES || ((saved & TILES) == TILES && (d & amx) == amx);
     if ((features & ATTN__CPU_AVX512) != 0 && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a & 1u << 5) != 0) {
         features |= ATTN__CPU_AVX512_BF16 | (tiles ? ATTN__CPU_AMX : 0u);
     }
@@ -110,7 +117,7 @@ uint32_t attn__cpu(void)
     uint32_t features = atomic_load(&cached);
     if (features == UNKNOWN) {
         features = detect() & allowed();
-        if ((features & ATTN__CPU_AMX) != 0 && !ask_for_tiles()) {
+        if ((features & ATTN__CPU_AMX) != 0 && !EMULATES && !ask_for_tiles()) {
             features &= ~(uint32_t)ATTN__CPU_AMX;
         }
         atomic_store(&cached, features);

@@ -19,6 +19,10 @@
 #ifndef ATTN_DOT_AMX_H
 #define ATTN_DOT_AMX_H
 
+#ifdef ATTN__EMULATE_AMX
+#include "kernel/cpu/amx_emulated.h"
+#endif
+
 enum { DOT_PARTS = 3, TILE_ROWS = 16, TILE_DEPTH = 32 };
 
 /* Bytes from one row to the next in the squares of A, and of B. */
