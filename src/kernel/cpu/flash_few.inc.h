@@ -7,7 +7,7 @@
  *
  *     Q        packed once per call, scale * log2(e) folded in; dims along the lanes
  *     for each tile of keys:
- *         for each block of keys, for each group of 4, 2 or 1 rows:
+ *         for each block of keys, for each group of 4, 2 or 1 rows, or of 5 or 6 (AVX-512):
  *             S[row][key]  = Q K^T    dims along the lanes; VEC_LANES dot products in registers, their lanes
  *                                     added up together by a transposition (vec_sums)
  *         max, P = exp2(S - max), sum             keys along the lanes
@@ -24,25 +24,27 @@
  * and V from memory.  See docs/perf/cpu.md, "Few queries".
  */
 enum {
-    FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4, /* rows that share a load */
-    FEW_MOST = PANEL * 3 / 4,                  /* rows of a call */
-    FEW_KEYS = 2048,                           /* of a tile, at most */
-    FEW_BYTES = 512 * 1024,                    /* of K in a tile: turning from K to V takes time */
-    FEW_BLOCK = 32,                            /* keys of a block; their values are a sum of their own */
-    FEW_COPY_KEYS = 64,                        /* of a tile that is gathered */
-    FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,  /* in registers: enough to hide an FMA's latency */
-    FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,    /* vectors of the processor */
-    FEW_FAR = 24 * 1024,                       /* bytes from what is read to what the L2 is asked for, */
-    FEW_BUSY = 8,                              /* from so many FMAs a line on; but of K from */
-    FEW_BUSY_K = 4,                            /* so many where nothing near is asked for */
+    FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4,  /* rows that share a load, */
+    FEW_LARGE = VEC_LANES < 16 ? FEW_GROUP : 6, /* or the last ones, if there are so many */
+    FEW_MOST = PANEL * 3 / 4,                   /* rows of a call */
+    FEW_KEYS = 2048,                            /* of a tile, at most */
+    FEW_BYTES = 512 * 1024,                     /* of K in a tile: turning from K to V takes time */
+    FEW_BLOCK = 32,                             /* keys of a block; their values are a sum of their own */
+    FEW_COPY_KEYS = 64,                         /* of a tile that is gathered */
+    FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,   /* in registers: enough to hide an FMA's latency */
+    FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,     /* vectors of the processor */
+    FEW_FAR = 24 * 1024,                        /* bytes from what is read to what the L2 is asked for, */
+    FEW_BUSY = 8,                               /* from so many FMAs a line on; but of K from */
+    FEW_BUSY_K = 4,                             /* so many where nothing near is asked for */
 };
 
 typedef struct few_state {
     const attn__block *block;
     int64_t rows, tile_k, copy_k; /* rows: a whole number of groups */
     int64_t q_row, o_row;         /* dims in whole vectors */
+    int64_t p_row;                /* tile_k, and what scores a step of keys goes beyond it */
     float *q, *o;                 /* [row][q_row], [row][o_row]; dims that do not exist are 0 */
-    float *p;                     /* [row][tile_k] S, then P */
+    float *p;                     /* [row][p_row] S, then P */
     float *max;                   /* [row] */
     float *sum;                   /* [row][VEC_LANES] */
     float *wide;                  /* [o_row] P V of one row and block, more than registers hold */
@@ -80,7 +82,8 @@ static size_t few_lay_out(few_state *state, float *scratch, attn_dtype dtype, in
     state->o_row = attn__ceil_div(dim_v, VEC_LANES) * VEC_LANES;
     state->q = take(scratch, &used, rows * state->q_row);
     state->o = take(scratch, &used, rows * state->o_row);
-    state->p = take(scratch, &used, rows * state->tile_k);
+    state->p_row = state->tile_k + VEC_LANES;
+    state->p = take(scratch, &used, rows * state->p_row);
     state->max = take(scratch, &used, rows);
     state->sum = take(scratch, &used, rows * VEC_LANES);
     state->wide = take(scratch, &used, state->o_row);
@@ -161,8 +164,15 @@ typedef struct few_group {
     int64_t row;
     int m;
     int asker, askers; /* of what is far it asks for the asker-th share; askers = 0: for nothing */
-    int64_t from[FEW_GROUP], to[FEW_GROUP];
+    int64_t from[FEW_LARGE], to[FEW_LARGE];
 } few_group;
+
+/* Rows of the next group, of those that are left. */
+static int few_next(int64_t left)
+{
+    const bool large = left > FEW_GROUP && left <= FEW_LARGE;
+    return large ? (int)left : left > 2 ? FEW_GROUP : (int)attn__min(left, FEW_GROUP);
+}
 
 /* All rows in groups; returns how many there are. */
 static int few_split(const few_state *state, const few_tile *tile, few_group *groups)
@@ -170,9 +180,8 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
     const attn__block *block = state->block;
     int count = 0;
     for (int64_t row = 0; row < block->count; row += groups[count++].m) {
-        const int64_t left = block->count - row;
         few_group *group = &groups[count];
-        *group = (few_group){.row = row, .m = left > 2 ? FEW_GROUP : (int)attn__min(left, FEW_GROUP)};
+        *group = (few_group){.row = row, .m = few_next(block->count - row)};
         for (int i = 0; i < group->m; i++) {
             const int64_t apart = block->first + attn__min(row + i, block->count - 1) - tile->first;
             group->from[i] = attn__min(tile->count, attn__max(0, apart + block->lo));
@@ -212,7 +221,7 @@ static void few_softmax(const few_state *state, int64_t row, int64_t from, int64
         return;
     }
     const int64_t begin = from / VEC_LANES * VEC_LANES, end = attn__ceil_div(to, VEC_LANES) * VEC_LANES;
-    float *s = state->p + row * state->tile_k, *sums = state->sum + row * VEC_LANES;
+    float *s = state->p + row * state->p_row, *sums = state->sum + row * VEC_LANES;
     float *o = state->o + row * state->o_row;
     for (int64_t j = begin; j < from; j++) {
         s[j] = -INFINITY;
@@ -336,7 +345,7 @@ static bool few_suits(const attn__block *block)
     const int64_t rows = block->count;
     const flash_shape shape = flash_shape_of(rows, block->dim_qk, block->dim_v);
     const int64_t lanes = flash_queries(shape);
-    const bool suits = shape.dims > 1 ? rows <= FEW_GROUP || 8 * rows <= 5 * lanes : 4 * rows <= 3 * lanes;
+    const bool suits = shape.dims > 1 ? rows <= FEW_LARGE || 8 * rows <= 5 * lanes : 4 * rows <= 3 * lanes;
     return rows <= FEW_MOST && (suits || (block->dtype != ATTN_F32 && rows <= 2 * FEW_GROUP));
 }
 

@@ -94,7 +94,7 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
     enum { L = VEC_LANES };
     const int turns = m < 4 ? 4 / m : 2;
     const int64_t size = few_size(dtype);
-    vec sums[2 * FEW_GROUP];
+    vec sums[2 * FEW_LARGE];
     FLASH_UNROLL
     for (int i = 0; i < turns * m; i++) {
         sums[i] = vec_set(0.0f);
@@ -157,7 +157,7 @@ VEC_INLINE void few_square(const int m, const int n, const attn_dtype dtype, vec
 VEC_INLINE void few_fetch_key(const int m, const few_rows *keys, const char *k, int64_t bytes,
                               uint32_t *turns)
 {
-    if (m == FEW_GROUP && (*turns & 1) != 0) {
+    if (m >= FEW_GROUP && (*turns & 1) != 0) {
         if (keys->far != 0) {
             few_fetch_row_far(k, keys->far, bytes);
         } else {
@@ -176,17 +176,21 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
     const int n = L / m;
     const int64_t dim = state->block->dim_qk, q_row = state->q_row;
     const float *q = state->q + group->row * q_row;
-    float *s = state->p + group->row * state->tile_k;
+    float *s = state->p + group->row * state->p_row;
     uint32_t turns = keys->far != 0 ? few_rotate(few_turns(group), from) : keys->near != 0 ? UINT32_MAX : 0;
     for (int64_t key = from; key < to; key += n) {
         vec acc[L];
         const char *at[L];
         FLASH_UNROLL
+        for (int i = n * m; i < L; i++) {
+            acc[i] = vec_set(0.0f);
+        }
+        FLASH_UNROLL
         for (int j = 0; j < n; j++) {
             at[j] = keys->at + attn__min(key + j, to - 1) * keys->token;
             few_fetch_key(m, keys, at[j], dim * few_size(dtype), &turns);
             if (!square) {
-                vec sum[FEW_GROUP];
+                vec sum[FEW_LARGE];
                 few_key(m, dtype, sum, q, q_row, at[j], dim, keys->near);
                 FLASH_UNROLL
                 for (int i = 0; i < m; i++) {
@@ -201,7 +205,7 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
         vec_store(sums, vec_sums(acc));
         FLASH_UNROLL
         for (int i = 0; i < m; i++) {
-            memcpy(s + i * state->tile_k + key, sums + i * n, sizeof(float) * (size_t)n);
+            memcpy(s + i * state->p_row + key, sums + i * n, sizeof(float) * (size_t)n);
         }
     }
 }
@@ -212,6 +216,10 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
     enum { SQUARES = VEC_LANES >= 16 }; /* fewer keys at once gain nothing */
     if (group->m == 4) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, SQUARES, dtype, state, group, keys, from, to);
+    } else if (group->m == 5) {
+        few_scores_of(FEW_LARGE >= 5 ? 5 : 1, SQUARES, dtype, state, group, keys, from, to);
+    } else if (group->m == 6) {
+        few_scores_of(FEW_LARGE >= 6 ? 6 : 1, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
         few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, dtype, state, group, keys, from, to);
     } else {
@@ -261,10 +269,10 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
     const int64_t size = few_size(dtype), o_row = state->o_row, width = state->block->dim_v - d;
     const bool fetch = m > 1 && d == 0 && values->near != 0; /* the whole row, for all strips */
     const bool touch = m > 1 && d == 0 && !fetch && values->far == 0 && width > r * VEC_LANES;
-    const float *p = state->p + group->row * state->tile_k;
+    const float *p = state->p + group->row * state->p_row;
     const char *v = values->at + from * values->token + d * size;
     float *o = state->o + group->row * o_row + d;
-    vec acc[FEW_GROUP * FEW_SUMS];
+    vec acc[FEW_GROUP * FEW_SUMS]; /* no more than registers, whatever m */
     FLASH_UNROLL
     for (int i = 0; i < m * r; i++) {
         acc[i] = vec_set(0.0f);
@@ -284,7 +292,7 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
             const vec x = few_vec(at, dtype, whole, width);
             FLASH_UNROLL
             for (int i = 0; i < m; i++) {
-                acc[i * r + c] = vec_fma(x, vec_set(p[i * state->tile_k + j]), acc[i * r + c]);
+                acc[i * r + c] = vec_fma(x, vec_set(p[i * state->p_row + j]), acc[i * r + c]);
             }
         }
         if (m > 1) {
@@ -348,7 +356,7 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
 {
     enum { L = VEC_LANES, STRIP = FEW_SUMS * VEC_LANES };
     const int64_t size = few_size(dtype), dim = state->block->dim_v;
-    const float *p = state->p + row * state->tile_k;
+    const float *p = state->p + row * state->p_row;
     const char *v = values->at + from * values->token;
     float *o = state->o + row * state->o_row, *sum = state->wide;
     vec acc[FEW_SUMS];
@@ -400,6 +408,10 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const few_state *state, co
 {
     if (group->m == 4) {
         few_values_of(FEW_GROUP >= 4 ? 4 : 1, dtype, state, group, values, from, to);
+    } else if (group->m == 5) {
+        few_values_of(FEW_LARGE >= 5 ? 5 : 1, dtype, state, group, values, from, to);
+    } else if (group->m == 6) {
+        few_values_of(FEW_LARGE >= 6 ? 6 : 1, dtype, state, group, values, from, to);
     } else if (group->m == 2) {
         few_values_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, group, values, from, to);
     } else {
