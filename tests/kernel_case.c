@@ -361,7 +361,8 @@ static void try_halves(kernel_case *c, const attn__kernel *kernel)
 
 /* All rows in blocks of 32, each by itself, or from the first to the last, back and forth again, the kernel
  * being told that the keys are the same. */
-static void run_blocks(kernel_case *c, const attn__kernel *kernel, void *scratch, bool same_keys)
+static void run_blocks(kernel_case *c, const attn__kernel *kernel, void *scratch, bool keep_keys,
+                       bool same_keys)
 {
     enum { ROWS = 32 };
     const int64_t blocks = attn__ceil_div(c->rows, ROWS);
@@ -370,7 +371,7 @@ static void run_blocks(kernel_case *c, const attn__kernel *kernel, void *scratch
     for (int64_t i = 0; i < (same_keys ? 3 : 1) * blocks; i++) {
         const int64_t at = i % blocks, first = ROWS * (i / blocks == 1 ? blocks - 1 - at : at);
         attn__block block = block_of(c, first, attn__min(ROWS, c->rows - first));
-        block.keep_keys = same_keys;
+        block.keep_keys = keep_keys;
         block.same_keys = same_keys && i > 0;
         kernel->forward(&block, scratch);
     }
@@ -379,16 +380,17 @@ static void run_blocks(kernel_case *c, const attn__kernel *kernel, void *scratch
 /* What a kernel keeps of the keys changes nothing. */
 static void try_kept(kernel_case *c, const attn__kernel *kernel)
 {
-    const attn__shape shape = kernel_case_shape(c);
+    attn__shape shape = kernel_case_shape(c);
+    shape.keep_keys = kernel->keeps_keys != NULL && kernel->keeps_keys(&shape);
     check_buffer scratch, o = c->o, lse = c->lse;
     check_buffer_open(&scratch, kernel->scratch(&shape), 64, true);
     check_poison(scratch.data, scratch.bytes);
     check_buffer_open(&c->o, o.bytes, 4, true);
     check_buffer_open(&c->lse, lse.bytes, 4, true);
-    run_blocks(c, kernel, scratch.data, true);
+    run_blocks(c, kernel, scratch.data, shape.keep_keys, true);
     check_buffer kept_o = c->o, kept_lse = c->lse;
     c->o = o, c->lse = lse;
-    run_blocks(c, kernel, scratch.data, false);
+    run_blocks(c, kernel, scratch.data, false, false);
     assert_memory_equal(kept_o.data, o.data, o.bytes);
     assert_memory_equal(kept_lse.data, lse.data, lse.bytes);
     check_buffer_close(&kept_o);

@@ -241,7 +241,8 @@ static attn_status compute_tile(const attn__forward *f, const place *w, int64_t 
     block.count = attn__min(plan->tile_q, s->q_count - row);
     block.q = queries_at(f, w);
     block.next_q = next_queries(f, queue);
-    block.keep_keys = !f->in_order && f->queues[queue].end > f->queues[queue].begin + 1;
+    block.keep_keys =
+        plan->shape.keep_keys && !f->in_order && f->queues[queue].end > f->queues[queue].begin + 1;
     block.same_keys = !f->in_order && same_keys;
     block.q_token = f->in[ATTN_Q].stride[2];
     block.q_dim = f->in[ATTN_Q].stride[3];

@@ -73,6 +73,7 @@ static attn_status choose_kernel(attn_plan *plan, int64_t workers, int64_t size_
     const attn__kernel *k = plan->kernel;
     plan->tile_q = attn__max(1, plan->backward ? k->backward_tile_q(&plan->shape) : k->tile_q(&plan->shape));
     plan->call_rows = plan->tile_q;
+    plan->shape.keep_keys = plan->direct && k->keeps_keys != NULL && k->keeps_keys(&plan->shape);
     if ((plan->backward ? k->backward_scratch : k->scratch)(&plan->shape) > SPACE_MAX >> 8) {
         return attn__fail(ATTN_ELIMIT,
                           "the %s kernel's scratch overflows; use more workers or another kernel",
@@ -91,19 +92,18 @@ static void share_threads(attn_plan *plan, const attn_options *options, int64_t 
 /*
  * Shorter query tiles where there are few of them for the threads, so that all end together.  Where keys are
  * seen from the first one on, the bits of a row do not depend on where its tile begins (kernel.h; tiles stay
- * multiples of tile_q_step).  Elsewhere, and where a spool may go on with other threads, the tiles are those
+ * multiples of a step).  Elsewhere, and where a spool may go on with other threads, the tiles are those
  * for ASSUMED threads.  A kernel asked for against its own advice keeps its tiles.  Which sequences are of
  * few queries stays as it was.
  */
 static void shorten_tiles(attn_plan *plan)
 {
-    enum { STEP = 128, TILES = 4, ASSUMED = 8 }; /* TILES: for each thread */
+    enum { STEP = 128, KEPT_STEP = 64, TILES = 4, ASSUMED = 8 }; /* TILES: for each thread */
     const attn_problem *p = &plan->problem;
-    const attn__kernel *kernel = plan->kernel;
-    const int64_t step = kernel->tile_q_step == NULL ? STEP : kernel->tile_q_step(&plan->shape);
+    const int64_t step = plan->shape.keep_keys ? KEPT_STEP : STEP;
     const bool from_first = p->mask != ATTN_MASK_WINDOW || p->window_left < 0;
     const int threads = plan->direct && from_first ? plan->threads : ASSUMED;
-    if (plan->backward || threads == 1 || attn__kernel_reluctance(kernel, &plan->shape) != NULL) {
+    if (plan->backward || threads == 1 || attn__kernel_reluctance(plan->kernel, &plan->shape) != NULL) {
         return;
     }
     const double planes = (double)p->batch * (double)p->heads_q;

@@ -8,7 +8,7 @@
  * it (a masked key or value may be NaN or inf and must not leak).  Inputs are dtype with any strides; sums,
  * scores and results are fp32.  It is one thread's work: the caller runs blocks side by side.  The bits
  * depend only on the block; those of a row, where lo bounds no key of it, not on where its block begins, as
- * long as blocks of the same rows are cut at multiples of the row's tile_q_step.
+ * long as blocks of the same rows are cut at multiples of 128, or of 64 where keys are kept.
  */
 #ifndef ATTN_KERNEL_H
 #define ATTN_KERNEL_H
@@ -34,7 +34,7 @@ typedef struct attn__block {
                          * be asked for, is not read */
     const attn__span *spans; /* ascending, disjoint; none is legal */
     int64_t span_count;
-    bool keep_keys; /* other calls have the same spans: what this one makes of them may be worth keeping */
+    bool keep_keys; /* other calls have the same spans: what this one makes of them is worth keeping */
     bool same_keys; /* the spans, and what lies there, are those of the last call with this scratch: what that
                      * kept may be used again */
     float *o;       /* [count] rows, o_stride elements apart, dense dims */
@@ -87,9 +87,10 @@ typedef struct attn__gradient {
 typedef struct attn__shape {
     attn_dtype dtype;
     int64_t dim_qk, dim_v;
-    int64_t rows;  /* most query rows of a task */
-    int64_t keys;  /* most keys of a task */
-    bool backward; /* gradients too */
+    int64_t rows;   /* most query rows of a task */
+    int64_t keys;   /* most keys of a task */
+    bool keep_keys; /* blocks may have it: only if the row keeps_keys of this shape */
+    bool backward;  /* gradients too */
 } attn__shape;
 
 /* One row of the kernel table. */
@@ -100,8 +101,8 @@ typedef struct attn__kernel {
     bool rounds_weights;                         /* of bf16 inputs, P to bf16 before P V */
     bool rounds_results;                         /* takes a block's half_o */
     int64_t (*tile_q)(const attn__shape *shape); /* query rows of one call */
-    /* What shorter tiles are multiples of, for bits that do not depend on the cut; NULL: 128. */
-    int64_t (*tile_q_step)(const attn__shape *shape);
+    /* Can a call keep what it makes of keys for the calls that follow?  NULL: never. */
+    bool (*keeps_keys)(const attn__shape *shape);
     const char *(*rejects)(const attn__shape *shape); /* NULL, or the reason (static text) */
     /* NULL, or why it is taken only when asked for by name; may itself be NULL */
     const char *(*declines)(const attn__shape *shape);

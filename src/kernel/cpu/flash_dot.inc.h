@@ -362,10 +362,10 @@ static void tile_step(const dot_state *state, const dot_tile *tile)
 static void forward(const attn__block *block, void *scratch)
 {
     dot_state state = {.block = block};
-    const bool one = block->span_count == 1 && block->first + block->lo <= block->spans[0].first;
-    lay_out(&state, scratch, block->dtype, block->count, one ? block->spans[0].count : 0, block->dim_qk,
-            block->dim_v);
-    state.keeps = state.keeps && one && block->keep_keys;
+    state.keeps =
+        block->keep_keys && block->span_count == 1 && block->first + block->lo <= block->spans[0].first;
+    lay_out(&state, scratch, block->dtype, block->count, state.keeps ? block->spans[0].count : 0,
+            block->dim_qk, block->dim_v);
     state.factor = (float)(fabs((double)block->scale) * 1.44269504088896340736);
     const bool few = few_suits(block); /* has its own use for the tiles */
     *state.kept = block->same_keys && state.keeps && !few ? *state.kept : 0;
@@ -401,12 +401,12 @@ static int64_t tile_q(const attn__shape *shape)
     return attn__min(most, round_up(shape->rows, PANEL));
 }
 
-/* Short tiles pay only if keys are not packed for each of them. */
-static int64_t tile_q_step(const attn__shape *shape)
+static bool keeps_keys(const attn__shape *shape)
 {
     dot_state state;
     lay_out(&state, NULL, shape->dtype, PANEL, shape->keys, shape->dim_qk, shape->dim_v);
-    return state.keeps ? 2 * PANEL : 4 * PANEL;
+    const int64_t tiles = attn__ceil_div(shape->keys, state.tile_k);
+    return tiles * tile_elements(&state) * (int64_t)sizeof(uint16_t) <= KEPT_BYTES;
 }
 
 static const char *rejects(const attn__shape *shape)
@@ -434,8 +434,8 @@ static const char *declines(const attn__shape *shape)
 static size_t scratch_bytes(const attn__shape *shape)
 {
     dot_state state;
-    return sizeof(float) *
-           lay_out(&state, NULL, shape->dtype, tile_q(shape), shape->keys, shape->dim_qk, shape->dim_v);
+    return sizeof(float) * lay_out(&state, NULL, shape->dtype, tile_q(shape),
+                                   shape->keep_keys ? shape->keys : 0, shape->dim_qk, shape->dim_v);
 }
 
 const attn__kernel FLASH_ROW = {
@@ -445,7 +445,7 @@ const attn__kernel FLASH_ROW = {
     .rounds_weights = true,
     .rounds_results = true,
     .tile_q = tile_q,
-    .tile_q_step = tile_q_step,
+    .keeps_keys = keeps_keys,
     .rejects = rejects,
     .declines = declines,
     .scratch = scratch_bytes,

@@ -45,7 +45,7 @@ typedef struct dot_state {
     float *s;             /* [2][tile_k][PANEL] */
     uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [2][width][PANEL]: V^T P^T of one tile */
-    bool keeps;           /* there is room for all tiles of keys, else for one */
+    bool keeps;           /* there are tiles for all keys, else there is one */
     int64_t *kept;        /* how many are packed */
     dot_tile *tiles;      /* [tiles] */
     uint16_t *keys;       /* [tiles]: k and v of each */
@@ -79,20 +79,18 @@ static void use_tile(dot_state *state, int64_t i)
     state->v = state->k + state->parts * state->tile_k * state->depth;
 }
 
-/* The tiles of keys, first in the scratch, so that they stay where they are whatever the rows. */
+/* The tiles of so many keys, or one for them all, first in the scratch, so that they stay where they are
+ * whatever the rows. */
 static void lay_out_keys(dot_state *state, float *scratch, size_t *used, int64_t keys)
 {
-    const int64_t bytes = tile_elements(state) * (int64_t)sizeof(uint16_t);
-    const int64_t all = attn__max(1, attn__ceil_div(keys, state->tile_k));
-    const int64_t tiles = attn__min(all, attn__max(1, KEPT_BYTES / bytes)); /* never more for less keys */
-    state->keeps = tiles == all;
+    const int64_t tiles = attn__max(1, attn__ceil_div(keys, state->tile_k));
     state->kept = (void *)take(scratch, used, sizeof *state->kept / sizeof(float));
     state->tiles = (void *)take(scratch, used, tiles * attn__ceil_div(sizeof(dot_tile), sizeof(float)));
     state->keys = take_bf16(scratch, used, tiles * tile_elements(state));
     use_tile(state, 0);
 }
 
-/* Lays the scratch out for so many rows and keys; returns its floats. */
+/* Lays the scratch out for so many rows, and keys that are kept, or 0; returns its floats. */
 static size_t lay_out(dot_state *state, float *scratch, attn_dtype dtype, int64_t rows, int64_t keys,
                       int64_t dim_qk, int64_t dim_v)
 {
