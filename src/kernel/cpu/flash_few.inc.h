@@ -167,11 +167,10 @@ typedef struct few_group {
     int64_t from[FEW_LARGE], to[FEW_LARGE];
 } few_group;
 
-/* Rows of the next group, of those that are left. */
+/* Rows of the next group, of those that are left; 3 are a group of 4. */
 static int few_next(int64_t left)
 {
-    const bool large = left > FEW_GROUP && left <= FEW_LARGE;
-    return large ? (int)left : left > 2 ? FEW_GROUP : (int)attn__min(left, FEW_GROUP);
+    return left > FEW_LARGE || left == 3 ? FEW_GROUP : (int)left;
 }
 
 /* All rows in groups; returns how many there are. */
