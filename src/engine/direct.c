@@ -121,26 +121,13 @@ static void number_items(attn__forward *f)
         attn__sequence s = attn__sequence_at(sequences, f->order[i]);
         f->first[i + 1] = f->first[i] + items_of(plan, &s);
         f->cost += cost_of(f, i);
+        f->in_order |= attn__few_of(plan, &s).tasks > 0; /* as few.c wants them */
     }
-}
-
-/* Tasks of few queries are taken in order (few.c). */
-static bool any_few(const attn__forward *f)
-{
-    const attn_plan *plan = f->run->plan;
-    for (int64_t b = 0; b < plan->problem.batch; b++) {
-        attn__sequence s = attn__sequence_at(&f->run->io->sequences, b);
-        if (attn__few_of(plan, &s).tasks > 0) {
-            return true;
-        }
-    }
-    return false;
 }
 
 static void open_queues(attn__forward *f)
 {
     const attn_problem *p = &f->run->plan->problem;
-    f->in_order = any_few(f);
     f->queue_count = f->in_order ? 1 : p->batch * p->heads_kv;
     for (int64_t i = 0; i < f->queue_count; i++) {
         const int64_t sequence = i / p->heads_kv, head = i % p->heads_kv, begin = f->first[sequence];

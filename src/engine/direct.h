@@ -23,7 +23,7 @@ typedef struct attn__forward {
     attn_tensor in[3];   /* where q, k and v lie */
     int64_t *order;      /* sequences by falling number of keys */
     int64_t *first;      /* [batch + 1]: items of those before in that order */
-    double cost;         /* of all items, in keys times rows */
+    double cost;         /* of all items: each as many as it has keys */
     attn__queue *queues; /* in the order of the items */
     int64_t queue_count;
     bool in_order;           /* one queue, since some sequence is of few queries */
