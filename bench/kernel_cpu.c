@@ -23,6 +23,7 @@
  * is the bytes of K and V over the time of the slowest thread, beside that of reading the same arrays from
  * begin to end.  The best of many passes counts, of both.
  */
+#include <err.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -394,7 +395,12 @@ static const attn__probe *probe_of(const attn__kernel *kernel)
 
 static int64_t positive(const char *word)
 {
-    return attn__max(1, strtoll(word, NULL, 10));
+    char *end;
+    const int64_t n = strtoll(word, &end, 10);
+    if (n <= 0 || *end != '\0') {
+        errx(2, "%s is not one whole number above 0", word);
+    }
+    return n;
 }
 
 static bench_options read_options(int count, char **words)
@@ -421,21 +427,14 @@ static bench_options read_options(int count, char **words)
             o.kernel = words[++i];
         } else if (i + 1 < count && strcmp(words[i], "--dtype") == 0) {
             o.dtype = words[++i];
-        } else if (i + 1 < count && strcmp(words[i], "--dim") == 0) {
-            o.dim = strtoll(words[++i], NULL, 10);
         } else {
-            fprintf(stderr, "kernel_cpu: unknown or incomplete option %s\n", words[i]);
-            exit(2);
+            errx(2, "unknown or incomplete option %s", words[i]);
         }
     }
     if (o.threads > attn__threads_max()) {
-        fprintf(stderr, "kernel_cpu: --threads %lld: this build and machine have %d\n", (long long)o.threads,
-                attn__threads_max());
-        exit(2);
+        errx(2, "--threads %lld: this build and machine have %d", (long long)o.threads, attn__threads_max());
     }
-    if (o.tokens == 0) {
-        o.tokens = o.few > 0 ? 32768 : 2048;
-    }
+    o.tokens = o.tokens > 0 ? o.tokens : o.few > 0 ? 32768 : 2048;
     return o;
 }
 
