@@ -70,8 +70,7 @@ static float next_random(uint64_t *state)
 static void *need(void *memory)
 {
     if (memory == NULL) {
-        fprintf(stderr, "kernel_cpu: %s\n", attn_last_error());
-        exit(1);
+        errx(1, "%s", attn_last_error());
     }
     return memory;
 }
