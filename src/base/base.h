@@ -105,6 +105,8 @@ void attn__cpu_override(uint32_t features);
 /* How many bytes ahead to ask the caches for what is read once and in order: 0 where the CPU does better
  * alone, as AMD's before Zen 5 do (docs/perf/cpu.md, "Few queries"). */
 int64_t attn__cpu_ahead(void);
+/* Is the L1, not the L2, to be asked for what few rows of queries need later on?  On AMD's since Zen 5. */
+bool attn__cpu_asks_l1(void);
 /* Where ATTN__CPU_AVX512_BF16 is: does a product of pairs take no longer than an FMA?  On AMD's (measured on
  * a Zen 5, docs/perf/cpu_amx.md), not on Intel's. */
 bool attn__cpu_pairs(void);

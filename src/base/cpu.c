@@ -161,11 +161,18 @@ static bool is_intel(void)
 }
 #endif
 
-/* For attn__cpu_ahead: what was fastest where it was measured. */
+enum { ZEN5_FAMILY = 26 };
+
+/* For attn__cpu_ahead and attn__cpu_asks_l1: what was fastest where it was measured. */
 static int measured_ahead(void)
 {
-    enum { INTEL = 4096, ZEN5 = 8192, ZEN5_FAMILY = 26 };
+    enum { INTEL = 4096, ZEN5 = 8192 };
     return is_intel() ? INTEL : family_of_amd() >= ZEN5_FAMILY ? ZEN5 : 0;
+}
+
+static int measured_asks_l1(void)
+{
+    return family_of_amd() >= ZEN5_FAMILY;
 }
 
 static int measured_pairs(void)
@@ -188,6 +195,12 @@ int64_t attn__cpu_ahead(void)
 {
     static atomic_int known = -1;
     return once(&known, measured_ahead);
+}
+
+bool attn__cpu_asks_l1(void)
+{
+    static atomic_int known = -1;
+    return once(&known, measured_asks_l1) != 0;
 }
 
 bool attn__cpu_pairs(void)

@@ -320,13 +320,17 @@ static void dot_product(const attn__dot *dot)
 /* ---- few rows (dot_few.h) ------------------------------------------------------------------------- */
 
 enum {
-    FEW_LEAST = 5,
     FEW_PACKED = 0,
     FEW_SHARE = 10,
     FEW_PV_ROWS = 16,
     FEW_STEP_COST = 2, /* half of P is 0 */
     FEW_P_PARTS = 4,
 };
+
+VEC_INLINE int64_t few_least(void)
+{
+    return 5;
+}
 
 static void few_pack_queries(uint16_t *q, int64_t depth, int64_t rows)
 {

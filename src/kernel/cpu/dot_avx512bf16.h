@@ -132,7 +132,6 @@ static void dot_product(const attn__dot *dot)
 enum {
     FEW_SUMS = 16,  /* in registers: enough to hide the latency of two units */
     FEW_DEPTH = 32, /* of a step */
-    FEW_LEAST = 3,
     FEW_PACKED = 12,
     FEW_SHARE = 14,
     FEW_STEP_ROWS = 8,
@@ -140,6 +139,11 @@ enum {
     FEW_STEP_COST = 1,
     FEW_P_PARTS = 1,
 };
+
+VEC_INLINE int64_t few_least(void)
+{
+    return attn__cpu_asks_l1() ? 5 : 3; /* a Zen 5 has two FMAs a cycle for vectors, too */
+}
 
 enum { FEW_NEXT = PAIR * PANEL }; /* elements of Q^T from a pair of dims to the next */
 

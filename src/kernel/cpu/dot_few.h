@@ -7,7 +7,7 @@
  *     few_turn_weights       weights of 16 rows and 32 keys, [pair of keys][row][2], into P of few_pv
  *     few_pack_queries       what few_qk wants changed in Q^T, [pair of dims][PANEL][2]
  *     few_order              how the dims of O lie
- *     FEW_LEAST              rows; with less the vectors of flash_few.inc.h are faster
+ *     few_least              rows; with less the vectors of flash_few.inc.h are faster
  *     FEW_PACKED             up to so many rows S is packed, see few_qk: 12, or 0
  *     FEW_SHARE              of 16 lines that are asked for, during products; the others during the softmax
  *     FEW_PV_ROWS            rows of the least step of few_pv; of few_qk's, where S is packed
@@ -19,11 +19,13 @@
 #ifndef ATTN_DOT_FEW_H
 #define ATTN_DOT_FEW_H
 
-/* Bytes that the L2 is asked for line by line: rows, or one run of them where they lie side by side. */
+/* Bytes that the L2, or the L1 if `near`, is asked for line by line: rows, or one run of them where they lie
+ * side by side. */
 typedef struct few_ahead {
     uintptr_t at, end; /* of the row at hand */
     int64_t rows;      /* after it */
     int64_t bytes, token;
+    bool near;
     const struct few_ahead *next; /* what follows, or NULL */
 } few_ahead;
 
@@ -34,7 +36,7 @@ VEC_INLINE few_ahead few_ahead_of(const void *data, int64_t rows, int64_t bytes,
     const bool run = bytes == token;
     const int64_t row = run ? rows * bytes : bytes;
     const uintptr_t at = (uintptr_t)data;
-    return (few_ahead){at, at + (uintptr_t)row, run ? 0 : rows - 1, row, token, next};
+    return (few_ahead){at, at + (uintptr_t)row, run ? 0 : rows - 1, row, token, attn__cpu_asks_l1(), next};
 }
 
 /* A row has been asked for: the next row, or what follows; false if that was all. */
@@ -61,7 +63,11 @@ VEC_INLINE void few_ask(few_ahead *ahead, int64_t lines)
         const uintptr_t stop = ahead->at + (uintptr_t)(LINE * attn__min(lines, left));
         lines -= left;
         for (uintptr_t at = ahead->at; at < stop; at += LINE) {
-            FLASH_PREFETCH_FAR((const void *)at);
+            if (ahead->near) {
+                FLASH_PREFETCH((const void *)at);
+            } else {
+                FLASH_PREFETCH_FAR((const void *)at);
+            }
         }
         ahead->at = stop;
     }

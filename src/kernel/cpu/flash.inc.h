@@ -223,6 +223,7 @@ static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t first, int
     const int64_t size = (int64_t)attn_dtype_size(rows->dtype), pieces = rows->token == dim ? 1 : count;
     const int64_t lines = attn__ceil_div(count * dim / pieces * size, LINE);
     return (flash_ask){.at = (uintptr_t)attn__element(rows->data, rows->dtype, first * rows->token),
+                       .left = lines,
                        .lines = lines,
                        .skip = rows->token * size - lines * LINE,
                        .period = attn__max(elements / (pieces * lines), 1)};
@@ -232,10 +233,11 @@ static flash_ask ask_for(const attn__rows *rows, int64_t dim, int64_t first, int
 static flash_rows load_rows(float *copy, const attn__rows *rows, int64_t dim, int64_t count, int64_t next,
                             int64_t panels)
 {
-    flash_rows loaded = {.ask = {.period = INT64_MAX}};
+    flash_rows loaded = {.ask = {.period = FLASH_NEVER}};
     loaded.at = tile_rows(copy, *rows, dim, count, panels >= COPY_PANELS, &loaded.token);
     if (next > 0 && rows->dim == 1) {
         loaded.ask = ask_for(rows, dim, count, next, count * dim * panels);
+        loaded.ask.near = panels == 1 && attn__cpu_asks_l1();
     }
     return loaded;
 }

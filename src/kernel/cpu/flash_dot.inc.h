@@ -426,7 +426,7 @@ static const char *declines(const attn__shape *shape)
     if (reason != NULL) {
         return reason;
     }
-    return dims < (bf16 ? 32 : 96) || shape->rows < (bf16 ? FEW_LEAST : 128)
+    return dims < (bf16 ? 32 : 96) || shape->rows < (bf16 ? few_least() : 128)
                ? "is slower at such small dimensions or so few rows; asked for by name it is taken"
                : NULL;
 }

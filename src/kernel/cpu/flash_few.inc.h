@@ -30,12 +30,12 @@ enum {
     FEW_KEYS = 2048,                            /* of a tile, at most */
     FEW_BYTES = 512 * 1024,                     /* of K in a tile: turning from K to V takes time */
     FEW_BLOCK = 32,                             /* keys of a block; their values are a sum of their own */
+    FEW_BLOCK_BYTES = 16 * 1024,                /* of a block, for groups and strips find it in the L1 */
     FEW_COPY_KEYS = 64,                         /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,   /* in registers: enough to hide an FMA's latency */
     FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,     /* vectors of the processor */
     FEW_FAR = 24 * 1024,                        /* bytes from what is read to what the L2 is asked for, */
-    FEW_BUSY = 8,                               /* from so many FMAs a line on; but of K from */
-    FEW_BUSY_K = 4,                             /* so many where nothing near is asked for */
+    FEW_BUSY = 8,                               /* from so many FMAs a line on, */
 };
 
 typedef struct few_state {
@@ -58,6 +58,7 @@ typedef struct few_rows {
     bool gathered;
     const char *at;
     int64_t token, near, far;
+    bool l1; /* the L1, not the L2, is asked for what lies far */
 } few_rows;
 
 typedef struct few_tile {
@@ -167,10 +168,11 @@ typedef struct few_group {
     int64_t from[FEW_LARGE], to[FEW_LARGE];
 } few_group;
 
-/* Rows of the next group, of those that are left; 3 are a group of 4. */
+/* Rows of the next group, of those that are left: groups of about the same size; 3 are a group of 4. */
 static int few_next(int64_t left)
 {
-    return left > FEW_LARGE || left == 3 ? FEW_GROUP : (int)left;
+    const int64_t rows = attn__ceil_div(left, attn__ceil_div(left, FEW_LARGE));
+    return rows == 3 ? FEW_GROUP : (int)rows;
 }
 
 /* All rows in groups; returns how many there are. */
@@ -194,6 +196,12 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
     return count;
 }
 
+/* Keys of a block of K or V. */
+static int64_t few_block(int64_t dim, attn_dtype dtype)
+{
+    return attn__min(FEW_BLOCK, attn__max(FEW_BLOCK_BYTES / (dim * few_size(dtype)), 8));
+}
+
 /* Decides what is asked for while `count` groups, the first of m rows, use these rows, of K (`keys`) or V. */
 static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool keys)
 {
@@ -201,9 +209,12 @@ static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool ke
         return;
     }
     const int64_t size = few_size(rows->dtype), ahead = attn__cpu_ahead();
-    const int64_t least = keys && ahead == 0 ? FEW_BUSY_K : FEW_BUSY;
-    const bool busy = count > 1 || m * (LINE / size / VEC_LANES) >= least;
-    const int64_t distance = attn__ceil_div(busy ? FEW_FAR : ahead, dim * size) * rows->token;
+    const bool many = m * (LINE / size / VEC_LANES) >= FEW_BUSY || (m >= FEW_GROUP && (keys || ahead > 0));
+    const bool busy = count > 1 || many;
+    const int64_t block = count > 1 || !keys ? few_block(dim, rows->dtype) * dim * size : 0;
+    rows->l1 = attn__cpu_asks_l1() && block <= FEW_FAR;
+    const int64_t far = rows->l1 ? attn__max(ahead, block) : FEW_FAR;
+    const int64_t distance = attn__ceil_div(busy ? far : ahead, dim * size) * rows->token;
     rows->near = busy ? 0 : distance;
     rows->far = busy ? distance : 0;
 }
@@ -300,7 +311,8 @@ static void few_step(const few_state *state, few_tile *tile)
 {
     few_group groups[(FEW_MOST + FEW_GROUP - 1) / FEW_GROUP] = {{0}};
     const int count = few_split(state, tile, groups);
-    const int64_t block = count > 1 ? FEW_BLOCK : tile->count;
+    const int64_t dims = attn__max(state->block->dim_qk, state->block->dim_v);
+    const int64_t block = count > 1 ? few_block(dims, tile->k.dtype) : tile->count;
     few_set_ahead(&tile->k, state->block->dim_qk, count, groups[0].m, true);
     few_set_ahead(&tile->v, state->block->dim_v, count, groups[0].m, false);
     for (int64_t first = 0; first < tile->count; first += block) {
@@ -337,15 +349,16 @@ static void few_end(const few_state *state)
 }
 
 /* Is this path faster than a panel?  With the rows of one group; if a quarter of the lanes of a panel would
- * be empty, of a narrow one three eighths; and with the rows of two groups if a panel would have to widen K
- * and V first. */
+ * be empty, of a narrow one of AVX2 three eighths; and with the rows of two groups if a panel would have to
+ * widen K and V first, or if the sums of many dims are worth what they take to end (AVX-512). */
 static bool few_suits(const attn__block *block)
 {
     const int64_t rows = block->count;
     const flash_shape shape = flash_shape_of(rows, block->dim_qk, block->dim_v);
-    const int64_t lanes = flash_queries(shape);
-    const bool suits = shape.dims > 1 ? rows <= FEW_LARGE || 8 * rows <= 5 * lanes : 4 * rows <= 3 * lanes;
-    return rows <= FEW_MOST && (suits || (block->dtype != ATTN_F32 && rows <= 2 * FEW_GROUP));
+    const int64_t eighths = shape.dims > 1 && VEC_LANES < 16 ? 5 : 6;
+    const bool suits = (shape.dims > 1 && rows <= FEW_LARGE) || 8 * rows <= eighths * flash_queries(shape);
+    const bool two = block->dtype != ATTN_F32 || (VEC_LANES >= 16 && block->dim_qk + block->dim_v >= 256);
+    return rows <= FEW_MOST && (suits || (two && rows <= 2 * FEW_LARGE));
 }
 
 static void few_forward(const attn__block *block, float *scratch)

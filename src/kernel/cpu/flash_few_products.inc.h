@@ -9,32 +9,19 @@
  * in strips of dims, over a block of keys, whose rows the first strip touches in order.
  *
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
- * (few_set_ahead: busy), memory would wait: then every key's arithmetic carries requests for a key far ahead,
- * so that they are even in time.  The groups take turns with the keys of K.  Strips of V, and keys of K that
- * are taken several at once, are not read in order, but what lies far ahead is asked for in order, of V a
- * share by each group: memory is a third slower otherwise.
+ * (few_set_ahead: busy), memory would wait: then the arithmetic carries requests for what lies far ahead,
+ * even in time.  Strips of V, and keys of K that are taken several at once, are not read in order, but they
+ * are asked for in order, a share by each group: memory is a third slower otherwise.
  */
 VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
     FLASH_PREFETCH((const void *)((uintptr_t)at + (uintptr_t)near));
 }
 
-VEC_INLINE void few_fetch_far(const char *at, int64_t far)
-{
-    FLASH_PREFETCH_FAR((const void *)((uintptr_t)at + (uintptr_t)far));
-}
-
 VEC_INLINE void few_fetch_row(const char *at, int64_t near, int64_t bytes)
 {
     for (int64_t byte = 0; byte < bytes; byte += LINE) {
         few_fetch(at + byte, near);
-    }
-}
-
-VEC_INLINE void few_fetch_row_far(const char *at, int64_t far, int64_t bytes)
-{
-    for (int64_t byte = 0; byte < bytes; byte += LINE) {
-        few_fetch_far(at + byte, far);
     }
 }
 
@@ -46,28 +33,39 @@ VEC_INLINE void few_touch_row(const char *at, int64_t bytes)
     }
 }
 
-/* Bit i: it is this group that asks for what is far with the i-th key of a block of K. */
-VEC_INLINE uint32_t few_turns(const few_group *group)
-{
-    uint32_t turns = 0;
-    for (int key = group->asker; key < FEW_BLOCK && group->askers > 0; key += group->askers) {
-        turns |= UINT32_C(1) << key;
-    }
-    return turns;
-}
-
-/* `turns` from the key `by` places later on: they recur with each block, whose keys are their bits. */
-VEC_INLINE uint32_t few_rotate(uint32_t turns, int64_t by)
-{
-    _Static_assert(FEW_BLOCK == 32, "a bit a key");
-    const unsigned places = (unsigned)(by % FEW_BLOCK);
-    return turns >> places | turns << (-places % FEW_BLOCK);
-}
-
 /* A vector of a row; whole, or its first `width` lanes. */
 VEC_INLINE vec few_vec(const void *p, const attn_dtype dtype, const bool whole, int64_t width)
 {
     return whole ? vec_load_as(p, dtype) : vec_load_part(p, dtype, (int)width);
+}
+
+/* Lines that are asked for at once. */
+VEC_INLINE int few_lines(const attn_dtype dtype)
+{
+    const int lines = 4 * VEC_LANES * (int)few_size(dtype) / LINE;
+    return lines > 1 ? lines : 1;
+}
+
+/* What a group asks for while it goes over the keys from .. to: of as many rows far ahead its share, in
+ * order. Shorter rows than are asked for at once are left to the processor, but rows without a gap are one.
+ */
+VEC_INLINE flash_ask few_ask(const attn_dtype dtype, const few_group *group, const few_rows *rows,
+                             int64_t dim, int64_t from, int64_t to)
+{
+    const int n = few_lines(dtype);
+    const int64_t size = few_size(dtype), askers = group->askers;
+    const bool run = rows->token == dim * size;
+    const int64_t lines = run ? INT64_MAX / LINE : attn__ceil_div(dim * size, LINE);
+    if (rows->far == 0 || askers == 0 || lines < n) {
+        return (flash_ask){.period = FLASH_NEVER};
+    }
+    const int64_t first = (to - from) * group->asker / askers;
+    return (flash_ask){.at = (uintptr_t)rows->at + (uintptr_t)(rows->far + (from + first) * rows->token),
+                       .left = lines,
+                       .lines = lines,
+                       .skip = rows->token - lines * LINE,
+                       .period = askers * (run ? LINE / size : dim / (attn__ceil_div(lines, n) * n)),
+                       .near = rows->l1};
 }
 
 /* ---- S = Q K^T ------------------------------------------------------------------------------------ */
@@ -127,10 +125,11 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
 
 /* acc[i * n + j] = q[i] . k[j]: n keys at once, which share the loads of q as m rows share those of k */
 VEC_INLINE void few_square(const int m, const int n, const attn_dtype dtype, vec *acc, const float *q,
-                           int64_t q_row, const char *const *k, int64_t dim)
+                           int64_t q_row, const char *const *k, int64_t dim, flash_ask *asked)
 {
     enum { L = VEC_LANES };
     const int64_t size = few_size(dtype);
+    flash_ask next = *asked;
     FLASH_UNROLL
     for (int i = 0; i < m * n; i++) {
         acc[i] = vec_set(0.0f);
@@ -138,6 +137,7 @@ VEC_INLINE void few_square(const int m, const int n, const attn_dtype dtype, vec
     for (int64_t d = 0; d < dim; d += L) {
         const bool whole = d + L <= dim;
         vec x[L];
+        ask(&next, few_lines(dtype), n * (whole ? L : dim - d));
         FLASH_UNROLL
         for (int j = 0; j < n; j++) {
             x[j] = few_vec(k[j] + d * size, dtype, whole, dim - d);
@@ -151,46 +151,51 @@ VEC_INLINE void few_square(const int m, const int n, const attn_dtype dtype, vec
             }
         }
     }
+    *asked = next;
 }
 
-/* Asks for what lies ahead of a key at k, if it is the group's turn. */
-VEC_INLINE void few_fetch_key(const int m, const few_rows *keys, const char *k, int64_t bytes,
-                              uint32_t *turns)
+/* s[i][j] = the sum of all lanes of acc[i * n + j].  acc has room for whole vectors of sums; those that are
+ * none repeat others, so that the compiler adds them up once. */
+VEC_INLINE void few_store_sums(const int m, const int n, float *s, int64_t s_row, vec *acc)
 {
-    if (m >= FEW_GROUP && (*turns & 1) != 0) {
-        if (keys->far != 0) {
-            few_fetch_row_far(k, keys->far, bytes);
-        } else {
-            few_fetch_row(k, keys->near, bytes);
+    enum { L = VEC_LANES };
+    float sums[2 * L];
+    FLASH_UNROLL
+    for (int i = 0; i < m * n; i += L) {
+        FLASH_UNROLL
+        for (int j = m * n - i; j < L; j++) {
+            acc[i + j] = acc[i + j % n];
         }
+        vec_store(sums + i, vec_sums(acc + i));
     }
-    *turns = few_rotate(*turns, 1);
+    FLASH_UNROLL
+    for (int i = 0; i < m; i++) {
+        memcpy(s + i * s_row, sums + i * n, sizeof(float) * (size_t)n);
+    }
 }
 
-/* The scores of m rows and the keys from .. to, in steps of n = VEC_LANES / m: up to n - 1 scores behind them
- * are those of the last key. */
+/* The scores of m rows and the keys from .. to, in steps of n: up to n - 1 scores behind them are those of
+ * the last key. */
 VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype dtype, const few_state *state,
                               const few_group *group, const few_rows *keys, int64_t from, int64_t to)
 {
     enum { L = VEC_LANES };
-    const int n = L / m;
+    const int n = L / (m < FEW_GROUP ? m : FEW_GROUP);
     const int64_t dim = state->block->dim_qk, q_row = state->q_row;
     const float *q = state->q + group->row * q_row;
     float *s = state->p + group->row * state->p_row;
-    uint32_t turns = keys->far != 0 ? few_rotate(few_turns(group), from) : keys->near != 0 ? UINT32_MAX : 0;
+    flash_ask next = few_ask(dtype, group, keys, dim, from, to);
     for (int64_t key = from; key < to; key += n) {
-        vec acc[L];
+        vec acc[2 * L];
         const char *at[L];
-        FLASH_UNROLL
-        for (int i = n * m; i < L; i++) {
-            acc[i] = vec_set(0.0f);
-        }
         FLASH_UNROLL
         for (int j = 0; j < n; j++) {
             at[j] = keys->at + attn__min(key + j, to - 1) * keys->token;
-            few_fetch_key(m, keys, at[j], dim * few_size(dtype), &turns);
             if (!square) {
                 vec sum[FEW_LARGE];
+                if (m >= FEW_GROUP) {
+                    ask(&next, few_lines(dtype), dim);
+                }
                 few_key(m, dtype, sum, q, q_row, at[j], dim, keys->near);
                 FLASH_UNROLL
                 for (int i = 0; i < m; i++) {
@@ -199,14 +204,9 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
             }
         }
         if (square) {
-            few_square(m, n, dtype, acc, q, q_row, at, dim);
+            few_square(m, n, dtype, acc, q, q_row, at, dim, &next);
         }
-        float sums[L];
-        vec_store(sums, vec_sums(acc));
-        FLASH_UNROLL
-        for (int i = 0; i < m; i++) {
-            memcpy(s + i * state->p_row + key, sums + i * n, sizeof(float) * (size_t)n);
-        }
+        few_store_sums(m, n, s + key, state->p_row, acc);
     }
 }
 
@@ -240,25 +240,6 @@ static void few_scores(const few_state *state, const few_group *group, const few
 }
 
 /* ---- O += P V ------------------------------------------------------------------------------------- */
-
-/* What a group asks for while it adds up the keys from .. to: of as many rows far ahead the lines of its
- * share. */
-VEC_INLINE flash_ask few_ask(const few_state *state, const few_group *group, const few_rows *values,
-                             int64_t from, int64_t to)
-{
-    const int64_t size = few_size(values->dtype), askers = group->askers;
-    const int64_t lines = attn__ceil_div(state->block->dim_v * size, LINE);
-    if (values->far == 0 || askers == 0) {
-        return (flash_ask){.period = INT64_MAX};
-    }
-    const int64_t first = (to - from) * lines * group->asker / askers;
-    return (flash_ask){.at = (uintptr_t)values->at + (uintptr_t)values->far +
-                             (uintptr_t)((from + first / lines) * values->token + first % lines * LINE),
-                       .lines = lines,
-                       .skip = values->token - lines * LINE,
-                       .line = first % lines,
-                       .period = LINE / size * askers};
-}
 
 /* o[m rows][r vectors] += sum over keys from .. to of p v; the keys are summed apart from the older ones */
 VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, const bool whole,
@@ -296,7 +277,7 @@ VEC_INLINE void few_strip(const int m, const int r, const attn_dtype dtype, cons
             }
         }
         if (m > 1) {
-            ask(&next, r * VEC_LANES);
+            ask(&next, few_lines(dtype), whole ? r * VEC_LANES : width);
         }
     }
     *asked = next;
@@ -316,7 +297,7 @@ VEC_INLINE void few_strips(const int m, const int most, const attn_dtype dtype, 
 {
     enum { L = VEC_LANES };
     const int64_t dim = state->block->dim_v;
-    flash_ask next = few_ask(state, group, values, from, to);
+    flash_ask next = few_ask(dtype, group, values, dim, from, to);
     for (int64_t d = 0; d < dim;) {
         const int64_t left = (dim - d) / L;
         if (left >= most && (left != 8 || 8 % most == 0)) {
@@ -394,7 +375,7 @@ VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_sta
     const int fit = (FEW_REGISTERS - 1) / m - 1; /* beside m weights and a vector of V */
     const int most = fit < FEW_SUMS ? fit : FEW_SUMS;
     for (int64_t end; from < to; from = end) {
-        end = attn__min(from + FEW_BLOCK, to);
+        end = attn__min(from + few_block(state->block->dim_v, dtype), to);
         if (m == 1 && state->block->dim_v > most * VEC_LANES) {
             few_wide(dtype, state, group->row, values, from, end);
         } else {

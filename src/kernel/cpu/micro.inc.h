@@ -13,7 +13,7 @@
  * A panel of few queries is narrow: one broadcast of 2 or 4 dims (flash_shape) serves 2 or 3 vectors, in
  * which a query has as many lanes side by side, a dim each.  3 vectors take m + 3 loads for 3 m FMAs.
  */
-#include "kernel/cpu/flash_common.inc.h"
+#include "kernel/cpu/flash_ask.inc.h"
 
 #ifndef VEC_PAIRS
 /* What needs these is compiled and then left out. */
@@ -106,44 +106,12 @@ VEC_INLINE void flash_repeat(const flash_shape shape, const vec *a, vec *lanes)
     }
 }
 
-/* ---- rows, and what memory does meanwhile --------------------------------------------------------- */
-
-/*
- * What lies behind some rows of K or V, asked for while these are computed with.  Left alone, memory stands
- * still while a core multiplies, and the core while memory delivers; many requests at once wait for each
- * other.  So each `period` elements that a micro-kernel takes bring a request for one line, in good time and
- * evenly, into the L2; every ASK_ELEMENTS, since a micro-kernel has no register left for them, but not many
- * lines at once.
- */
-enum { ASK_ELEMENTS = 64 };
-
-typedef struct flash_ask {
-    uintptr_t at;        /* the next line */
-    int64_t lines, skip; /* of a row; bytes from the end of its last one to the next row */
-    int64_t line;        /* of this row */
-    int64_t period, used;
-} flash_ask;
-
 /* Keys or values for some panels, fp32 with dense dims. */
 typedef struct flash_rows {
     const float *at;
     int64_t token;
     flash_ask ask;
 } flash_rows;
-
-VEC_INLINE void ask(flash_ask *next, int64_t elements)
-{
-    next->used += elements;
-    while (next->used >= next->period) {
-        next->used -= next->period;
-        FLASH_PREFETCH_FAR((const void *)next->at);
-        next->at += LINE;
-        if (++next->line == next->lines) {
-            next->line = 0;
-            next->at += (uintptr_t)next->skip;
-        }
-    }
-}
 
 /* ---- micro-kernels ------------------------------------------------------------------------------- */
 
@@ -214,7 +182,7 @@ VEC_INLINE void score_rows(const int m, const flash_shape shape, float *s, int64
     }
     for (int64_t d = 0, end; d < dim;) {
         end = attn__min(d + flash_ask_steps(m, shape) * shape.dims, dim);
-        ask(&next, m * (end - d));
+        ask(&next, 1, m * (end - d));
         for (; d < end; d += shape.dims, qt += flash_row(shape)) {
             vec q[3];
             FLASH_UNROLL
@@ -299,7 +267,7 @@ VEC_INLINE void value_rows(const int m, const flash_shape shape, float *ot, cons
     }
     for (int64_t j = 0, end; j < count;) {
         end = attn__min(j + flash_ask_steps(m, shape), count);
-        ask(&next, m * shape.dims * (end - j));
+        ask(&next, 1, m * shape.dims * (end - j));
         for (; j < end; j++, p += flash_row(shape), v += v_token) {
             vec lanes[3];
             FLASH_UNROLL
