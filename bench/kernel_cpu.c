@@ -7,21 +7,18 @@
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
  * else, or products of bf16 tiles or pairs where the kernel uses these.  Each case runs a whole head, n
- * queries against n keys, again and again for S seconds; the best run counts, since on a machine that does
- * other work everything else is noise from above.  Peak and case alternate, so that both see the same clock.
- * FLOPs = 4 * n * n * d, half if causal.  --heads H lays the heads out as [n, h, d], so that tokens lie H * d
- * elements apart.  --backward times the gradients instead: 2.5 times the FLOPs, all queries against one range
- * of keys after the other (--range, or what the kernel likes best), so that K, V, dK and dV of a range stay
- * in the caches; lse and delta are those that a softmax over n random keys would about have.
+ * queries against n keys, again and again for S seconds; the best run counts, since what other work does is
+ * noise from above.  Peak and case alternate.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the
+ * heads out as [n, h, d], so that tokens lie H * d elements apart.  --backward times the gradients
+ * instead: 2.5 times the FLOPs, all queries against one range of keys after the other (--range, or what the
+ * kernel likes best), whose K, V, dK and dV stay in the caches; lse, delta: about a softmax of n keys.
  *
  * THREADS.  With --threads T as many threads do all that at once, peak included, each on a head of its own;
- * rates are sums over the threads.  "scaling" is that sum over the rate of one thread alone, which takes its
- * turns in the same run.
+ * rates are sums.  "scaling" is that sum over the rate of one thread alone, in turns in the same run.
  *
  * FEW.  --few ROWS: that many queries against N keys (32768 unless told), each thread on its share of the
- * keys, a chunk of K and V of CHUNK bytes a call; the merge of the chunks' partials is left out.  The figure
- * is the bytes of K and V over the time of the slowest thread, beside that of reading the same arrays from
- * begin to end.  The best of many passes counts, of both.
+ * keys, CHUNK bytes of K and V a call; the merge of the partials is left out.  The figure is the bytes of K
+ * and V over the time of the slowest thread, beside reading them from begin to end; the best pass, of both.
  */
 #include <err.h>
 #include <math.h>
@@ -392,12 +389,12 @@ static const attn__probe *probe_of(const attn__kernel *kernel)
     return probe != NULL && probe->peak != NULL ? probe : NULL;
 }
 
-static int64_t positive(const char *word)
+static double positive(const char *word, bool whole)
 {
     char *end;
-    const int64_t n = strtoll(word, &end, 10);
-    if (n <= 0 || *end != '\0') {
-        errx(2, "%s is not one whole number above 0", word);
+    const double n = strtod(word, &end);
+    if (!(n > 0.0 && n < 1e15) || *end != '\0' || (whole && n != floor(n))) {
+        errx(2, "%s is not one %snumber above 0", word, whole ? "whole " : "");
     }
     return n;
 }
@@ -405,23 +402,21 @@ static int64_t positive(const char *word)
 static bench_options read_options(int count, char **words)
 {
     bench_options o = {.heads = 1, .seconds = 1.0, .threads = 1};
+    const struct {
+        const char *name;
+        int64_t *value;
+    } numbers[] = {{"--tokens", &o.tokens}, {"--heads", &o.heads},     {"--range", &o.range},
+                   {"--dim", &o.dim},       {"--threads", &o.threads}, {"--few", &o.few}};
     for (int i = 1; i < count; i++) {
+        size_t n = 0, end = sizeof numbers / sizeof numbers[0];
+        for (; n < end && strcmp(words[i], numbers[n].name) != 0; n++) {
+        }
         if (strcmp(words[i], "--backward") == 0) {
             o.backward = true;
-        } else if (i + 1 < count && strcmp(words[i], "--tokens") == 0) {
-            o.tokens = positive(words[++i]);
-        } else if (i + 1 < count && strcmp(words[i], "--heads") == 0) {
-            o.heads = positive(words[++i]);
-        } else if (i + 1 < count && strcmp(words[i], "--range") == 0) {
-            o.range = positive(words[++i]);
-        } else if (i + 1 < count && strcmp(words[i], "--dim") == 0) {
-            o.dim = positive(words[++i]);
-        } else if (i + 1 < count && strcmp(words[i], "--threads") == 0) {
-            o.threads = positive(words[++i]);
-        } else if (i + 1 < count && strcmp(words[i], "--few") == 0) {
-            o.few = positive(words[++i]);
+        } else if (i + 1 < count && n < end) {
+            *numbers[n].value = (int64_t)positive(words[++i], true);
         } else if (i + 1 < count && strcmp(words[i], "--seconds") == 0) {
-            o.seconds = strtod(words[++i], NULL);
+            o.seconds = positive(words[++i], false);
         } else if (i + 1 < count && strcmp(words[i], "--kernel") == 0) {
             o.kernel = words[++i];
         } else if (i + 1 < count && strcmp(words[i], "--dtype") == 0) {
@@ -443,8 +438,10 @@ static bool wanted(const bench_options *o, const bench_case *c)
            (o->dim == 0 || o->dim == c->dim);
 }
 
-static void bench_kernel(const attn__kernel *kernel, const bench_options *options)
+/* Returns how many cases were wanted. */
+static int bench_kernel(const attn__kernel *kernel, const bench_options *options)
 {
+    int found = 0;
     const attn__probe *probe = probe_of(kernel);
     const bool few = options->few > 0;
     const size_t count = few ? sizeof few_cases / sizeof few_cases[0] : sizeof cases / sizeof cases[0];
@@ -453,6 +450,7 @@ static void bench_kernel(const attn__kernel *kernel, const bench_options *option
         if (!wanted(options, c)) {
             continue;
         }
+        found++;
         const attn__shape shape = {.dtype = c->dtype,
                                    .dim_qk = c->dim,
                                    .dim_v = c->dim,
@@ -468,9 +466,10 @@ static void bench_kernel(const attn__kernel *kernel, const bench_options *option
             bench_few(kernel, probe, c, options);
         }
     }
-    if (probe != NULL && !few && options->dim == 0) {
+    if (probe != NULL && found > 0 && !few && options->dim == 0) {
         printf("%-16s exp2: %.2f G elements/s\n", kernel->name, exp2_rate(probe) * 1e-9);
     }
+    return found;
 }
 
 int main(int count, char **words)
@@ -485,11 +484,14 @@ int main(int count, char **words)
     }
     printf("   (n = %lld, threads = %lld%s)\n", (long long)options.tokens, (long long)options.threads,
            options.backward ? ", backward" : "");
+    int found = 0;
     for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
-        if (options.kernel != NULL && strcmp(options.kernel, (*row)->name) != 0) {
-            continue;
+        if (options.kernel == NULL || strcmp(options.kernel, (*row)->name) == 0) {
+            found += bench_kernel(*row, &options);
         }
-        bench_kernel(*row, &options);
+    }
+    if (found == 0) {
+        errx(2, "no case has this --kernel (see attn info), --dtype and --dim");
     }
     if (options.few == 0 && options.dim == 0) {
         bench_merge(options.seconds);
