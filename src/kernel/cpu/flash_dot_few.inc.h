@@ -24,7 +24,9 @@
 enum {
     FEW_PACK = VEC_LANES / 2, /* packed rows that share vectors, at most */
     FEW_ROWS = PANEL,         /* of a call */
-    FEW_BYTES = 16 * 1024,    /* of K or V in a tile: both and S stay in L1 */
+    FEW_BYTES = 16 * 1024,    /* of K or V in a tile: both and S stay in the L1; */
+    FEW_BYTES_L1 = 8 * 1024,  /* the next tile's, too, where the L1 is asked for them: for up to */
+    FEW_ROWS_L1 = 8,          /* so many rows, more need longer tiles */
     FEW_KEYS = ATTN__SQUARE,  /* of a square of P */
 };
 
@@ -48,7 +50,8 @@ static int64_t few_width(const dot_state *state)
 static int64_t few_tile_keys(const dot_state *state)
 {
     const int64_t bytes = attn__max(state->depth, few_width(state)) * (int64_t)sizeof(uint16_t);
-    const int64_t keys = attn__max(FEW_BYTES / bytes / FEW_KEYS, 1) * FEW_KEYS;
+    const bool near = state->block->count <= FEW_ROWS_L1 && attn__cpu_asks_l1();
+    const int64_t keys = attn__max((near ? FEW_BYTES_L1 : FEW_BYTES) / bytes / FEW_KEYS, 1) * FEW_KEYS;
     return attn__min(keys, state->tile_k / attn__max(1, FEW_P_PARTS / 2) / FEW_KEYS * FEW_KEYS);
 }
 
