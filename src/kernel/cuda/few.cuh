@@ -169,6 +169,9 @@ extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM, FEW_HEIGHT))
     }
     LESS_REGISTERS;
     if (warp == 0) {
+        if (mine && few_fixed(p) && threadIdx.x % 32 == 0) {
+            find_pages(p, &share);
+        }
         ptx_grid_wait();
         ptx_grid_go();
         if (mine && threadIdx.x % 32 == 0) {

@@ -58,6 +58,16 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
     turn_on(t, STAGES);
 }
 
+/* Asks for a few of the share's first keys, to the second-level cache, while the kernel before is at work: memory looks
+ * up their pages then, which the first keys otherwise wait for.  The kernel before may still write them; what it writes
+ * is seen there, too. */
+FEW void find_pages(const few_params *p, const few_share *c)
+{
+    int from = c->at.tile.lo + (int)c->at.first * FEW_UNIT;
+    ptx_prefetch_tile_4d(&p->k_unit, 0, from, c->at.head, c->at.b);
+    ptx_prefetch_tile_4d(&p->v_unit, 0, from, c->at.head, c->at.b);
+}
+
 FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
 {
     few_turn turn = {0, 0};

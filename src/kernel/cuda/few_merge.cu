@@ -95,7 +95,7 @@ typedef struct merge_work {
     int first, rows; /* of the tile */
     int columns;     /* of a row, in fours */
     int members;     /* threads that have the same columns of the same row */
-    unsigned bytes;  /* of these rows in a part */
+    unsigned bytes;  /* of these rows in a part, but for the last one's maximum and sum of weights */
 } merge_work;
 
 /* From row `first` on, of which there may be none. */
@@ -106,7 +106,7 @@ FEW merge_work work_of(const few_params *p, const merge_tile *t, int first)
     w.rows = min(t->rows - first, p->merge_rows);
     w.columns = p->dim_v / 4;
     w.members = THREADS / max(w.rows * w.columns, 1);
-    w.bytes = (unsigned)(w.rows * FEW_PART_ROW(p->dim_v) * 4);
+    w.bytes = (unsigned)((w.rows - 1) * FEW_PART_ROW(p->dim_v) + p->dim_v) * 4;
     return w;
 }
 
@@ -240,7 +240,11 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
     int row = FEW_PART_ROW(p->dim_v), stride = (int)w->bytes / 4, skip = at->number * row + at->member * stride;
     float *from = (float *)shared, *sums = from + p->merge_parts * stride;
     float4 o = {0.0f, 0.0f, 0.0f, 0.0f};
+    few_end end;
     for (int begin = 0; begin < parts; begin += p->merge_parts) {
+        if (begin > 0) {
+            __syncthreads(); /* the parts before have been added */
+        }
         int count = min(parts - begin, p->merge_parts);
         load_sums(p, t, w, (unsigned)begin, (unsigned)count, ptx_shared(sums));
         ptx_copy_commit();
@@ -253,6 +257,7 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
         }
         PTX_COPY_WAIT(0);
         __syncthreads();
+        end = few_end_of(p, rows[at->number].most, rows[at->number].sum, at->row.lse);
         if (at->member < w->members) {
             float fade = rows[at->number].fade;
             float4 faded = {o.x * fade, o.y * fade, o.z * fade, o.w * fade};
@@ -260,11 +265,9 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
             add_parts(&o, from + skip + at->column, sums + (at->number * p->merge_parts + at->member) * SUMS,
                       count - at->member, w->members, stride);
         }
-        __syncthreads();
     }
     add_members(w, &o, at);
     bool writes = really && at->member == 0;
-    few_end end = few_end_of(p, rows[at->number].most, rows[at->number].sum, at->row.lse);
     if (writes) {
         few_store(p, at->row.o + at->column, end, o.x, o.y);
         few_store(p, at->row.o + at->column + 2, end, o.z, o.w);

@@ -146,6 +146,13 @@ PTX_INLINE void ptx_load_tile_4d(uint32_t to, const void *map, uint32_t barrier,
                  "l"(map), "r"(barrier), "r"(x), "r"(y), "r"(z), "r"(w), "l"(policy)
                  : "memory");
 }
+/* Asks for a box, to the second-level cache. */
+PTX_INLINE void ptx_prefetch_tile_4d(const void *map, int x, int y, int z, int w)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(map), "r"(x), "r"(y),
+                 "r"(z), "r"(w)
+                 : "memory");
+}
 /* bytes: a multiple of 16; both addresses 16-byte aligned */
 PTX_INLINE void ptx_load_bulk(uint32_t shared, const void *global, uint32_t bytes, uint32_t barrier)
 {
