@@ -23,7 +23,9 @@ enum {
     MAIN_THREADS = 384,
     ROW_BLOCKS = 8,
     TOGETHER_BYTES = 12 << 20,
-    LAST_BYTES = 24 << 20
+    LAST_BYTES = 24 << 20,
+    RUN_QUERIES = 512,
+    GROUP_QUERIES = 2048
 };
 
 /* ---- shapes ---- */
@@ -159,12 +161,34 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__max(attn__min(tokens, ATTN__TILE_FAR), -ATTN__TILE_FAR);
 }
 
-/* How many key heads have Q, dO and sums of dQ of about so many bytes, and so many tiles of keys at least. */
+/* Bytes of Q, dO and sums of dQ of one key head. */
+static int64_t head_bytes(const attn__cuda_call *call, const variant *v)
+{
+    return attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
+}
+
+/* How many key heads have about so many bytes of these, and so many tiles of keys at least. */
 static int32_t heads_of(const attn__cuda_call *call, const variant *v, int64_t bytes, int64_t tiles)
 {
-    const int64_t head = attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
     const int64_t enough = attn__ceil_div(tiles, attn__max(attn__ceil_div(call->tokens_kv, v->keys), 1));
-    return (int32_t)attn__min(attn__max(attn__max(bytes / head, enough), 1), call->batch * call->heads_kv);
+    return (int32_t)attn__min(attn__max(attn__max(bytes / head_bytes(call, v), enough), 1),
+                              call->batch * call->heads_kv);
+}
+
+/*
+ * Tiles of queries of a run (flash_backward_work.cuh).  Short where a causal band parts the blocks of a group
+ * and the L2 cache does not keep what the heads that take turns first read and add to: the more heads a group
+ * has, the fewer queries, so that a run of all its heads is about as long.
+ */
+static int32_t run_of(const attn__backward_params *p, const attn__cuda_call *call, const variant *v,
+                      const attn__cuda_device *device)
+{
+    const int64_t heads = p->last > 0 ? p->together : call->batch * call->heads_kv;
+    const bool parted = p->group > 1 && call->left >= call->tokens_kv && call->right < call->tokens_kv;
+    if (heads == 0 || !parted || call->deterministic || heads * head_bytes(call, v) <= (int64_t)device->l2) {
+        return INT32_MAX;
+    }
+    return (int32_t)attn__max(attn__min(RUN_QUERIES, GROUP_QUERIES / p->group) / v->queries, 1);
 }
 
 /*
@@ -265,6 +289,7 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
     p->tiles_kv = (int32_t)attn__ceil_div(call->tokens_kv, v->keys);
     p->slots = (int32_t)slots_of(call, v);
     fill_turns(p, call, v, device);
+    p->run = run_of(p, call, v, device);
     p->tiles = (int32_t)(p->tiles_kv * call->batch * call->heads_kv);
     p->accumulate = call->accumulate;
     p->out_f32 = call->dtype_out == ATTN_F32;

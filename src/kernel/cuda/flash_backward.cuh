@@ -56,7 +56,9 @@ typedef struct shared_memory {
     float minus_lse[Q_STAGES][QUERIES];
     float delta[O_STAGES][QUERIES];
     uint64_t keys_full, keys_empty, q_full[Q_STAGES], q_empty[Q_STAGES], o_full[O_STAGES], o_empty[O_STAGES];
-    work w; /* of the tile of keys; count -1: there is none any more */
+    work w;                    /* of the tile of keys; count -1: there is none any more */
+    visit at;                  /* the producer's */
+    query_tile tile[O_STAGES]; /* of dO of a stage */
 } shared_memory;
 
 #if DIM == 64
@@ -191,8 +193,7 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
     const work *w = &m->w;
     float s[HALVES][SCORES], dq[32];
     uint32_t ds[HALVES][SCORES / 2];
-    int tile = w->first, slot = w->head * p->group * p->slots + w->s.slot;
-    int steps = p->group * w->count, left = w->count, pending = -1;
+    int steps = p->group * w->count, pending = -1;
     bool is_first = true;
     ptx_barrier_wait(ptx_shared(&m->q_full[q->stage]), q->parity);
     all_scores(s, m, ptx_shared(m->q[q->stage]));
@@ -202,13 +203,14 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         ptx_hold(s[h], SCORES);
     }
     for (;;) {
-        bool is_cut = tile < w->whole_first || tile >= w->whole_end;
         uint32_t stage = *o % O_STAGES;
         ptx_barrier_wait(ptx_shared(&m->o_full[stage]), *o / O_STAGES & 1);
-        half_step(p, m, 0, q, !is_first, stage, tile * QUERIES, is_cut, s[0], ds[0], dv);
+        const query_tile tile = m->tile[stage];
+        bool is_cut = tile.number < w->whole_first || tile.number >= w->whole_end;
+        half_step(p, m, 0, q, !is_first, stage, tile.number * QUERIES, is_cut, s[0], ds[0], dv);
 #pragma unroll
         for (int h = 1; h < HALVES; h++) {
-            half_step(p, m, h, q, false, stage, tile * QUERIES, is_cut, s[h], ds[h], dv);
+            half_step(p, m, h, q, false, stage, tile.number * QUERIES, is_cut, s[h], ds[h], dv);
         }
         is_first = false;
         ptx_fence_async();
@@ -239,15 +241,9 @@ PTX_INLINE void walk(const attn__backward_params *p, shared_memory *m, ring *q, 
         ptx_wgmma_commit();
         PTX_WGMMA_WAIT(2); /* dQ */
         ptx_hold(dq, 32);
-        pending = (slot + tile) * 8;
-        wait_turn(p, w, its_piece(pending, 1), tile);
+        pending = tile.slot * 8;
+        wait_turn(p, w, its_piece(pending, 1), tile.number);
         add_query_gradient(p, its_piece(pending, 1), dq);
-        tile++;
-        if (--left == 0) { /* the next query head */
-            left = w->count;
-            tile -= left;
-            slot += p->slots;
-        }
         PTX_WGMMA_WAIT(1); /* S */
 #pragma unroll
         for (int h = 0; h < HALVES; h++) {

@@ -46,11 +46,6 @@ enum {
     GRADIENT = DIM / 2,      /* of dK or dV */
 };
 
-/* Which step it is: its tile of queries and query head, from the first that see the tile of keys. */
-typedef struct position {
-    int tile, head;
-} position;
-
 typedef struct shared_memory {
     uint8_t k[KEY_TILE], v[KEY_TILE];
     uint8_t other_k[2 * KEY_PANEL]; /* the other block's keys, this one's columns of dQ */
@@ -66,8 +61,9 @@ typedef struct shared_memory {
     int next; /* the tile of keys that the first block tells the second */
     work w;   /* of the tile of keys; count -1: there is none any more */
     /* the producer's, who has few registers: its step, how many came before it, and how many tiles of keys */
-    position at;
+    visit at;
     uint32_t n, round;
+    query_tile tile[4]; /* of step n in place n % 4: the step before the last is still to be added */
 } shared_memory;
 
 static_assert(sizeof(shared_memory) <= ATTN__BACKWARD_SHARED_256, "shared memory");
@@ -235,41 +231,35 @@ PTX_INLINE void make_query_gradient(shared_memory *m, uint32_t n, float *dq)
     end_query_gradient(m, dq);
 }
 
-PTX_INLINE position position_before(position at, const work *w)
-{
-    position before = {at.tile > 0 ? at.tile - 1 : w->count - 1, at.tile > 0 ? at.head : at.head - 1};
-    return before;
-}
-
 /* the warp's 64 columns of 16 rows of a step's dQ */
-PTX_INLINE int64_t piece_of(const attn__backward_params *p, const work *w, position at)
+PTX_INLINE int64_t piece_of(int slot)
 {
-    return its_piece(slot_of(p, w, &at) * 16 + (int)((ptx_rank() - its_group()) * 8 + its_group()), 2);
+    return its_piece(slot * 16 + (int)((ptx_rank() - its_group()) * 8 + its_group()), 2);
 }
 
-PTX_INLINE void add_step(const attn__backward_params *p, const work *w, position at, const float *dq)
+PTX_INLINE void add_step(const attn__backward_params *p, const shared_memory *m, uint32_t n, const float *dq)
 {
-    int64_t piece = piece_of(p, w, at);
-    wait_turn(p, w, piece, w->first + at.tile);
+    const query_tile *tile = &m->tile[n % 4];
+    int64_t piece = piece_of(tile->slot);
+    wait_turn(p, &m->w, piece, tile->number);
     add_query_gradient(p, piece, dq);
     pass_turn(p, piece);
 }
 
 /* Some of the step's queries may not see some of the keys. */
-PTX_INLINE bool is_cut(const work *w, const position *at)
+PTX_INLINE bool is_cut(const shared_memory *m, uint32_t n)
 {
-    int tile = w->first + at->tile;
-    return tile < w->whole_first || tile >= w->whole_end;
+    int tile = m->tile[n % 4].number;
+    return tile < m->w.whole_first || tile >= m->w.whole_end;
 }
 
 /* S becomes P */
-PTX_INLINE void softmax(const attn__backward_params *p, const shared_memory *m, uint32_t n, const position *at,
-                        float *s)
+PTX_INLINE void softmax(const attn__backward_params *p, const shared_memory *m, uint32_t n, float *s)
 {
     n = again(n);
     weights(s, m->minus_lse[n % 2] + ptx_thread() % 4 * 4, p->scale_log2);
-    if (is_cut(&m->w, at)) {
-        cut(s, &m->w, (m->w.first + at->tile) * QUERIES);
+    if (is_cut(m, n)) {
+        cut(s, &m->w, m->tile[n % 4].number * QUERIES);
     }
 }
 
@@ -293,47 +283,42 @@ PTX_INLINE void begin_scores(shared_memory *m, uint32_t n, float *s)
     scores(s, m->k, m->q[n % 2], false);
 }
 
-/* dQ of the step before `at`, if there is one */
-PTX_INLINE void add_before(const attn__backward_params *p, const work *w, position at, const float *dq)
-{
-    if (at.tile + at.head > 0) {
-        add_step(p, w, position_before(at, w), dq);
-    }
-}
-
 /* What the first warpgroup does for all queries of a tile of keys; n: of all steps of the block.  dv: zeroed by
  * the caller. */
 PTX_INLINE void walk_values(const attn__backward_params *p, shared_memory *m, uint32_t *n, float *dv)
 {
     float s[SCORES], dq[32];
     uint32_t weight[SCORES / 2];
-    position at = {0, 0};
+    int step = 0;
     begin_scores(m, *n, s);
     PTX_WGMMA_WAIT(0);
     ptx_hold(s, SCORES);
-    softmax(p, m, *n, &at, s);
+    softmax(p, m, *n, s);
     arrive_both(&m->q_empty[*n % 2]);
     begin_values(m, *n, s, weight, dv);
-    for (position_step(&at, &m->w); at.head < p->group; position_step(&at, &m->w)) {
+    while (++step < p->group * m->w.count) {
         begin_scores(m, *n + 1, s);
-        add_before(p, &m->w, position_before(at, &m->w), dq);
+        if (step > 1) {
+            add_step(p, m, *n - 1, dq);
+        }
         PTX_WGMMA_WAIT(1); /* dV */
         arrive_both(&m->o_empty[*n % 2]);
         PTX_WGMMA_WAIT(0); /* S */
         ptx_hold(s, SCORES);
         begin_query_gradient(m, *n, dq);
-        softmax(p, m, *n + 1, &at, s);
+        softmax(p, m, *n + 1, s);
         arrive_both(&m->q_empty[(*n + 1) % 2]);
         end_query_gradient(m, dq);
         *n += 1;
         begin_values(m, *n, s, weight, dv);
     }
-    at = position_before(at, &m->w);
-    add_before(p, &m->w, at, dq);
+    if (step > 1) {
+        add_step(p, m, *n - 1, dq);
+    }
     PTX_WGMMA_WAIT(0);
     arrive_both(&m->o_empty[*n % 2]);
     make_query_gradient(m, *n, dq);
-    add_step(p, &m->w, at, dq);
+    add_step(p, m, *n, dq);
     ptx_hold(dv, GRADIENT);
     *n += 1;
 }
@@ -360,7 +345,7 @@ PTX_INLINE void begin_value_scores(shared_memory *m, uint32_t n, float *dp)
 }
 
 /* dS to both blocks; dK */
-PTX_INLINE void begin_keys(shared_memory *m, uint32_t n, const position *at, float *dp, uint32_t *ds, float *dk)
+PTX_INLINE void begin_keys(shared_memory *m, uint32_t n, float *dp, uint32_t *ds, float *dk)
 {
     float s[SCORES];
     PTX_WGMMA_WAIT(0); /* dP */
@@ -372,8 +357,8 @@ PTX_INLINE void begin_keys(shared_memory *m, uint32_t n, const position *at, flo
     for (int i = 0; i < SCORES; i++) {
         dp[i] *= s[i]; /* dP - delta becomes dS */
     }
-    if (is_cut(&m->w, at)) {
-        cut(dp, &m->w, (m->w.first + at->tile) * QUERIES);
+    if (is_cut(m, n)) {
+        cut(dp, &m->w, m->tile[n % 4].number * QUERIES);
     }
     round_scores(ds, dp);
     store_scores(m, ds);
@@ -386,11 +371,9 @@ PTX_INLINE void walk_keys(const attn__backward_params *p, shared_memory *m, uint
 {
     float dp[SCORES], dq[32];
     uint32_t ds[SCORES / 2];
-    position at = {0, 0};
     begin_value_scores(m, *n, dp);
-    for (position_step(&at, &m->w); at.head < p->group; position_step(&at, &m->w)) {
-        position last = position_before(at, &m->w);
-        begin_keys(m, *n, &last, dp, ds, dk);
+    for (int step = 1; step < p->group * m->w.count; step++) {
+        begin_keys(m, *n, dp, ds, dk);
         begin_query_gradient(m, *n, dq);
         PTX_WGMMA_WAIT(1); /* dK */
         arrive_both(&m->q_empty[*n % 2]);
@@ -398,14 +381,13 @@ PTX_INLINE void walk_keys(const attn__backward_params *p, shared_memory *m, uint
         PTX_WGMMA_WAIT(1); /* dQ */
         ptx_hold(dq, 32);
         arrive_both(&m->ds_empty);
-        add_step(p, &m->w, position_before(at, &m->w), dq);
+        add_step(p, m, *n, dq);
         *n += 1;
     }
-    at = position_before(at, &m->w);
-    begin_keys(m, *n, &at, dp, ds, dk);
+    begin_keys(m, *n, dp, ds, dk);
     make_query_gradient(m, *n, dq);
     arrive_both(&m->q_empty[*n % 2]);
-    add_step(p, &m->w, at, dq);
+    add_step(p, m, *n, dq);
     ptx_hold(dk, GRADIENT);
     *n += 1;
 }

@@ -6,27 +6,13 @@
 
 /* ---- the producer ---- */
 
-PTX_INLINE void position_step(position *at, const work *w)
-{
-    if (++at->tile == w->count) {
-        at->tile = 0;
-        at->head++;
-    }
-}
-
-/* the place of a step's tile of queries among all tiles of queries */
-PTX_INLINE int slot_of(const attn__backward_params *p, const work *w, const position *at)
-{
-    return (w->head * p->group + at->head) * p->slots + w->s.slot + w->first + at->tile;
-}
-
 /* This block's half of a tile of Q or dO goes to both; both barriers count it.  The producer has few registers:
  * what can be made anew is. */
-PTX_INLINE void load_half(const attn__backward_params *p, const work *w, const position *at, const uint8_t *to,
+PTX_INLINE void load_half(const attn__backward_params *p, const work *w, const visit *at, const uint8_t *to,
                           const attn__tile_map *map, uint32_t barrier)
 {
     PTX_FORGET();
-    place of = place_of(p->cu_q != nullptr, w->batch, w->s.first_q, w->s.queries, (w->first + at->tile) * QUERIES);
+    place of = place_of(p->cu_q != nullptr, w->batch, w->s.first_q, w->s.queries, at->tile * QUERIES);
     int head = w->head * p->group + at->head;
 #pragma unroll 1
     for (int i = (int)ptx_rank() * 2, end = i + 2; i < end; i++) {
@@ -35,20 +21,26 @@ PTX_INLINE void load_half(const attn__backward_params *p, const work *w, const p
     }
 }
 
-/* Q, dO and their rows' statistics of the block's step n */
-PTX_INLINE void load_step(const attn__backward_params *p, shared_memory *m, const position *at, uint32_t n)
+/* A step's rows' statistics: minus_lse or delta */
+PTX_INLINE void load_statistics(shared_memory *m, const float *to, const float *from, uint32_t barrier)
 {
-    uint32_t stage = n % 2;
-    ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), (n / 2 & 1) ^ 1);
+    PTX_FORGET();
+    ptx_load_bulk(ptx_shared(to), from + (int64_t)m->tile[m->n % 4].slot * QUERIES, QUERIES * 4, barrier);
+}
+
+/* Q, dO and their rows' statistics of step m->n, which is the one that m->at tells */
+PTX_INLINE void load_step_halves(const attn__backward_params *p, shared_memory *m)
+{
+    uint32_t stage = m->n % 2, parity = (m->n / 2 & 1) ^ 1;
+    ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), parity);
+    m->tile[m->n % 4] = tile_of(&m->at, p, &m->w);
     ptx_barrier_expect(ptx_shared(&m->q_full[stage]), QUERY_TILE + QUERIES * 4);
-    load_half(p, &m->w, at, m->q[stage], &p->q, ptx_shared(&m->q_full[stage]));
-    ptx_load_bulk(ptx_shared(m->minus_lse[stage]), p->minus_lse + (int64_t)slot_of(p, &m->w, at) * QUERIES,
-                  QUERIES * 4, ptx_shared(&m->q_full[stage]));
-    ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), (n / 2 & 1) ^ 1);
+    load_half(p, &m->w, &m->at, m->q[stage], &p->q, ptx_shared(&m->q_full[stage]));
+    load_statistics(m, m->minus_lse[stage], p->minus_lse, ptx_shared(&m->q_full[stage]));
+    ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), parity);
     ptx_barrier_expect(ptx_shared(&m->o_full[stage]), QUERY_TILE + QUERIES * 4);
-    load_half(p, &m->w, at, m->dout[stage], &p->dout, ptx_shared(&m->o_full[stage]));
-    ptx_load_bulk(ptx_shared(m->delta[stage]), p->delta + (int64_t)slot_of(p, &m->w, at) * QUERIES,
-                  QUERIES * 4, ptx_shared(&m->o_full[stage]));
+    load_half(p, &m->w, &m->at, m->dout[stage], &p->dout, ptx_shared(&m->o_full[stage]));
+    load_statistics(m, m->delta[stage], p->delta, ptx_shared(&m->o_full[stage]));
 }
 
 PTX_INLINE void load_keys(const attn__backward_params *p, shared_memory *m)
@@ -104,12 +96,12 @@ PTX_INLINE void produce_half(const attn__backward_params *p, shared_memory *m)
             ptx_barrier_arrive(barrier);
         } else {
             load_keys(p, m);
-            m->at.tile = m->at.head = 0;
+            visit_first(&m->at, p, &m->w, KEYS);
 #pragma unroll 1
-            for (; m->at.head < p->group; position_step(&m->at, &m->w)) {
-                load_step(p, m, &m->at, m->n);
+            do {
+                load_step_halves(p, m);
                 m->n++;
-            }
+            } while (visit_next(&m->at, p, &m->w));
         }
         tile = next_tile(p, m, m->round & 1);
     }

@@ -43,7 +43,8 @@ typedef struct attn__backward_params {
     int32_t slots;                           /* tiles of queries of a head, all sequences */
     int32_t together;                        /* heads whose tiles of keys take turns */
     int32_t last;                            /* from this head on all take turns with each other */
-    int32_t tiles;                           /* of keys, of all heads and sequences */
+    int32_t run;   /* tiles of queries that a tile of keys meets before the group's next head */
+    int32_t tiles; /* of keys, of all heads and sequences */
     int32_t accumulate, out_f32;
     attn__cuda_tensor q_rows, k_rows, v_rows; /* for the few rows that are made anew */
 } attn__backward_params;

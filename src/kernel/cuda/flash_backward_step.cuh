@@ -33,29 +33,27 @@ PTX_INLINE void load_panels(uint32_t to, const attn__tile_map *map, uint32_t bar
     }
 }
 
-/* The tiles of queries of one query head that see this tile of keys. */
-PTX_INLINE void load_head(const attn__backward_params *p, shared_memory *m, int head, uint32_t *n)
+/* Q, dO and their rows' statistics of the block's step n, which is the one that m->at tells */
+PTX_INLINE void load_step(const attn__backward_params *p, shared_memory *m, uint32_t n)
 {
     const work *w = &m->w;
-    place at = place_of(p->cu_q != nullptr, w->batch, w->s.first_q, w->s.queries, w->first * QUERIES);
-    int slot = head * p->slots + w->s.slot + w->first;
-#pragma unroll 1
-    for (int end = slot + w->count; slot < end; slot++, at.token += QUERIES) {
-        uint32_t stage = *n % Q_STAGES;
-        uint32_t barrier = ptx_shared(&m->q_full[stage]);
-        ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), (*n / Q_STAGES & 1) ^ 1);
-        ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
-        load_panels(ptx_shared(m->q[stage]), &p->q, barrier, QUERY_PANEL, at, head);
-        ptx_load_bulk(ptx_shared(m->minus_lse[stage]), p->minus_lse + (int64_t)slot * QUERIES, QUERIES * 4,
-                      barrier);
-        stage = *n % O_STAGES;
-        barrier = ptx_shared(&m->o_full[stage]);
-        ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), (*n / O_STAGES & 1) ^ 1);
-        ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
-        load_panels(ptx_shared(m->dout[stage]), &p->dout, barrier, QUERY_PANEL, at, head);
-        ptx_load_bulk(ptx_shared(m->delta[stage]), p->delta + (int64_t)slot * QUERIES, QUERIES * 4, barrier);
-        *n += 1;
-    }
+    const query_tile tile = tile_of(&m->at, p, w);
+    const int head = w->head * p->group + m->at.head;
+    place at = place_of(p->cu_q != nullptr, w->batch, w->s.first_q, w->s.queries, tile.number * QUERIES);
+    uint32_t stage = n % Q_STAGES;
+    uint32_t barrier = ptx_shared(&m->q_full[stage]);
+    ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), (n / Q_STAGES & 1) ^ 1);
+    ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
+    load_panels(ptx_shared(m->q[stage]), &p->q, barrier, QUERY_PANEL, at, head);
+    ptx_load_bulk(ptx_shared(m->minus_lse[stage]), p->minus_lse + (int64_t)tile.slot * QUERIES, QUERIES * 4,
+                  barrier);
+    stage = n % O_STAGES;
+    barrier = ptx_shared(&m->o_full[stage]);
+    ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), (n / O_STAGES & 1) ^ 1);
+    m->tile[stage] = tile;
+    ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
+    load_panels(ptx_shared(m->dout[stage]), &p->dout, barrier, QUERY_PANEL, at, head);
+    ptx_load_bulk(ptx_shared(m->delta[stage]), p->delta + (int64_t)tile.slot * QUERIES, QUERIES * 4, barrier);
 }
 
 PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
@@ -78,11 +76,11 @@ PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
             ptx_barrier_expect(barrier, 2 * KEY_TILE);
             load_panels(ptx_shared(m->k), &p->k, barrier, KEY_PANEL, at, w->head);
             load_panels(ptx_shared(m->v), &p->v, barrier, KEY_PANEL, at, w->head);
-            int head = w->head * p->group;
+            visit_first(&m->at, p, w, KEYS);
 #pragma unroll 1
-            for (int end = head + p->group; head < end; head++) {
-                load_head(p, m, head, &n);
-            }
+            do {
+                load_step(p, m, n++);
+            } while (visit_next(&m->at, p, w));
         }
         tile = atomicAdd(p->next, 1) + (int)gridDim.x;
     }

@@ -82,6 +82,60 @@ PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int t
     PTX_FORGET();
 }
 
+/*
+ * Which tile of queries of which head a tile of keys meets: `run` tiles of one head in order, the same ones of
+ * the next head of the group, and so on; the last queries' runs first.
+ *
+ * With runs as long as all tiles that is one head after the other.  Where a causal band gives each tile of keys
+ * another number of queries, blocks that began together part at each head, and what one has loaded the next no
+ * longer finds in the L2 cache; all see the last queries, so short runs from there on keep them together.  Each
+ * tile of keys begins a head further on then: blocks that begin a run later find the one before them there.
+ */
+typedef struct visit {
+    int tile, head;       /* head: of the group */
+    int first, end, left; /* tiles of the run, heads that have it still before them */
+} visit;
+
+PTX_INLINE void visit_run(visit *at, const attn__backward_params *p, const work *w, int end)
+{
+    at->end = end;
+    at->first = max(w->first, end - p->run);
+    at->tile = at->first;
+    at->left = p->group;
+}
+
+PTX_INLINE void visit_first(visit *at, const attn__backward_params *p, const work *w, int tile_keys)
+{
+    at->head = p->run < w->count ? w->first_key / tile_keys % p->group : 0;
+    visit_run(at, p, w, w->first + w->count);
+}
+
+/* Is there one more? */
+PTX_INLINE bool visit_next(visit *at, const attn__backward_params *p, const work *w)
+{
+    if (++at->tile < at->end) {
+        return true;
+    }
+    at->head = at->head + 1 < p->group ? at->head + 1 : 0;
+    at->tile = at->first;
+    if (--at->left == 0) {
+        visit_run(at, p, w, at->first);
+    }
+    return at->end > w->first;
+}
+
+/* A step's tile of queries, which the producer tells the consumers: its number in the sequence, and its place
+ * among the tiles of all heads and sequences. */
+typedef struct query_tile {
+    int number, slot;
+} query_tile;
+
+PTX_INLINE query_tile tile_of(const visit *at, const attn__backward_params *p, const work *w)
+{
+    query_tile t = {at->tile, (w->head * p->group + at->head) * p->slots + w->s.slot + at->tile};
+    return t;
+}
+
 /* Coordinates of a token for the copy engine: see ATTN__TILE_RAGGED. */
 typedef struct place {
     int token, c3, c4;
