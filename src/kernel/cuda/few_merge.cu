@@ -257,6 +257,7 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
         }
         PTX_COPY_WAIT(0);
         __syncthreads();
+        /* that of the last round counts; here its latency lies beside the sums */
         end = few_end_of(p, rows[at->number].most, rows[at->number].sum, at->row.lse);
         if (at->member < w->members) {
             float fade = rows[at->number].fade;

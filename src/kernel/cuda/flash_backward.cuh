@@ -69,6 +69,64 @@ static_assert(sizeof(shared_memory) <= ATTN__BACKWARD_SHARED_128, "shared memory
 
 #include "kernel/cuda/flash_backward_step.cuh"
 
+/* ---- the producer ---- */
+
+/* Q, dO and their rows' statistics of the block's step n, which is the one that m->at tells */
+PTX_INLINE void load_step(const attn__backward_params *p, shared_memory *m, uint32_t n)
+{
+    const work *w = &m->w;
+    const query_tile tile = tile_of(&m->at, p, w);
+    const int head = w->head * p->group + m->at.head;
+    place at = place_of(p->cu_q != nullptr, w->batch, w->s.first_q, w->s.queries, tile.number * QUERIES);
+    uint32_t stage = n % Q_STAGES;
+    uint32_t barrier = ptx_shared(&m->q_full[stage]);
+    ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), (n / Q_STAGES & 1) ^ 1);
+    ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
+    load_panels(ptx_shared(m->q[stage]), &p->q, barrier, QUERY_PANEL, at, head);
+    ptx_load_bulk(ptx_shared(m->minus_lse[stage]), p->minus_lse + (int64_t)tile.slot * QUERIES, QUERIES * 4,
+                  barrier);
+    stage = n % O_STAGES;
+    barrier = ptx_shared(&m->o_full[stage]);
+    ptx_barrier_wait(ptx_shared(&m->o_empty[stage]), (n / O_STAGES & 1) ^ 1);
+    m->tile[stage] = tile;
+    ptx_barrier_expect(barrier, QUERY_TILE + QUERIES * 4);
+    load_panels(ptx_shared(m->dout[stage]), &p->dout, barrier, QUERY_PANEL, at, head);
+    ptx_load_bulk(ptx_shared(m->delta[stage]), p->delta + (int64_t)tile.slot * QUERIES, QUERIES * 4, barrier);
+}
+
+PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
+{
+    uint32_t n = 0, parity = 0, barrier = ptx_shared(&m->keys_full);
+    ptx_prefetch_map(&p->q);
+    ptx_prefetch_map(&p->k);
+    ptx_prefetch_map(&p->v);
+    ptx_prefetch_map(&p->dout);
+    int tile = (int)blockIdx.x;
+#pragma unroll 1
+    for (; tile < p->tiles; parity ^= 1) {
+        ptx_barrier_wait(ptx_shared(&m->keys_empty), parity ^ 1);
+        work_of(&m->w, p, tile, KEYS, QUERIES);
+        const work *w = &m->w;
+        if (w->count == 0) {
+            ptx_barrier_arrive(barrier);
+        } else {
+            place at = place_of(p->cu_kv != nullptr, w->batch, w->s.first_kv, w->s.keys, w->first_key);
+            ptx_barrier_expect(barrier, 2 * KEY_TILE);
+            load_panels(ptx_shared(m->k), &p->k, barrier, KEY_PANEL, at, w->head);
+            load_panels(ptx_shared(m->v), &p->v, barrier, KEY_PANEL, at, w->head);
+            visit_first(&m->at, p, w, KEYS);
+#pragma unroll 1
+            do {
+                load_step(p, m, n++);
+            } while (visit_next(&m->at, p, w));
+        }
+        tile = atomicAdd(p->next, 1) + (int)gridDim.x;
+    }
+    ptx_barrier_wait(ptx_shared(&m->keys_empty), parity ^ 1);
+    m->w.count = -1;
+    ptx_barrier_arrive(barrier);
+}
+
 /* ---- products ---- */
 
 /* the warpgroup's 64 rows of a tile of keys */

@@ -29,7 +29,7 @@ PTX_INLINE void load_statistics(shared_memory *m, const float *to, const float *
 }
 
 /* Q, dO and their rows' statistics of step m->n, which is the one that m->at tells */
-PTX_INLINE void load_step_halves(const attn__backward_params *p, shared_memory *m)
+PTX_INLINE void load_step(const attn__backward_params *p, shared_memory *m)
 {
     uint32_t stage = m->n % 2, parity = (m->n / 2 & 1) ^ 1;
     ptx_barrier_wait(ptx_shared(&m->q_empty[stage]), parity);
@@ -99,7 +99,7 @@ PTX_INLINE void produce_half(const attn__backward_params *p, shared_memory *m)
             visit_first(&m->at, p, &m->w, KEYS);
 #pragma unroll 1
             do {
-                load_step_halves(p, m);
+                load_step(p, m);
                 m->n++;
             } while (visit_next(&m->at, p, &m->w));
         }
