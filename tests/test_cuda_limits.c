@@ -141,6 +141,35 @@ static void expect_refusal(attn_status got, attn_status want, const char *words)
                 got != ATTN_OK ? attn_last_error() : "", words);
 }
 
+/* Of an axis of one element any stride is right: nobody refuses it, and it changes no bit. */
+static void test_single_axes(void **state)
+{
+    (void)state;
+    enum { KEYS = 40, DIM = 64 };
+    cuda_case c = {.problem = parse("heads=1,tokens=1,kv_tokens=40,dim=64,dtype=bf16,out=bf16"), .seed = 9};
+    cuda_case_open(&c);
+    for (int k = 0; k < cuda.row_count; k++) {
+        const attn_options o = options_of(false, cuda.rows[k].name);
+        attn_io io = cuda_case_io(&c);
+        attn_tensor *t[] = {&io.q, &io.o, &io.k, &io.v};
+        uint16_t out[2][DIM] = {{0}};
+        attn_status status[2];
+        for (int odd = 0; odd < 2; odd++) {
+            for (int i = 0; i < 4 && odd; i++) {
+                const int64_t strides[] = {-7, 13, i < 2 ? -3 : DIM, 1};
+                memcpy(t[i]->stride, strides, sizeof strides);
+            }
+            assert_int_equal(attn_cuda_fill(cuda.gpu, io.o.data, 0xff, sizeof out[odd], NULL), ATTN_OK);
+            status[odd] = attn_forward(&c.problem, &io, &o);
+            assert_int_equal(attn_cuda_copy(cuda.gpu, out[odd], io.o.data, sizeof out[odd], NULL), ATTN_OK);
+        }
+        cuda_expect(status[1] == status[0] && memcmp(out[0], out[1], sizeof out[0]) == 0,
+                    "%s, odd strides: %s", cuda.rows[k].name, attn_last_error());
+    }
+    cuda_case_close(&c);
+    cuda_conclude();
+}
+
 /* Arrays that do not lie on multiples of 16 bytes are computed, or refused with words about these. */
 static void test_unaligned(void **state)
 {
@@ -220,6 +249,7 @@ int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_beyond_31_bits),
+        cmocka_unit_test(test_single_axes),
         cmocka_unit_test(test_unaligned),
         cmocka_unit_test(test_refusals),
     };

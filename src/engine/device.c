@@ -91,13 +91,31 @@ static attn_status check_options(const attn_options *o)
     return ATTN_OK;
 }
 
+/*
+ * The workspace of any call that the plan allows.  Unless it was told totals, an execute may come with a
+ * batch of unequal lengths, whose sequences are laid out one by one and take more than as many equal ones.  A
+ * row that needs nothing for equal ones gets no workspace for the others either, and does without.
+ */
+static size_t most_workspace(const attn_plan *plan)
+{
+    static const int64_t unread = 0;
+    size_t (*const of)(const attn__cuda_call *, const attn__cuda_device *) =
+        plan->backward ? plan->cuda->backward_workspace : plan->cuda->forward_workspace;
+    const size_t bytes = of(&plan->call, plan->gpu);
+    if (bytes == 0 || plan->call.cu_q != NULL || plan->call.shifted) {
+        return bytes;
+    }
+    attn__cuda_call unequal = plan->call;
+    unequal.cu_q = unequal.cu_kv = &unread;
+    const size_t more = of(&unequal, plan->gpu);
+    return more > bytes ? more : bytes;
+}
+
 attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
 {
     ATTN__TRY(check_options(options));
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &plan->call, plan->backward, options->kernel));
-    const attn__cuda_kernel *k = plan->cuda;
-    const size_t bytes =
-        (plan->backward ? k->backward_workspace : k->forward_workspace)(&plan->call, plan->gpu);
+    const size_t bytes = most_workspace(plan);
     plan->resident = 1;
     plan->threads = 1;
     plan->space = (attn__space){.q_rows = plan->problem.tokens_q, .kv_rows = plan->problem.tokens_kv};
@@ -105,20 +123,27 @@ attn_status attn__device_plan(attn_plan *plan, const attn_options *options)
     plan->space.total = plan->space.thread = plan->space.worker = bytes > 0 ? (int64_t)bytes + 256 : 0;
     if (options->memory_limit > 0 && plan->space.total > options->memory_limit) {
         return attn__fail(ATTN_ELIMIT, "%s needs %lld bytes of workspace, the limit leaves %lld; raise it",
-                          k->name, (long long)plan->space.total, (long long)options->memory_limit);
+                          plan->cuda->name, (long long)plan->space.total, (long long)options->memory_limit);
     }
     return ATTN_OK;
 }
 
 /* ---- execute ---- */
 
-static void *aligned(void *workspace)
+/* What the kernel gets of the caller's workspace: NULL if the plan needs none, whatever came. */
+static void *aligned(const attn_plan *plan, void *workspace)
 {
-    return (char *)workspace + (-(uintptr_t)workspace & 255);
+    return plan->space.total > 0 ? (char *)workspace + (-(uintptr_t)workspace & 255) : NULL;
 }
 
-/* `tokens` along its token axis, for the strides of a tensor that gives none. */
-static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const char *name, bool varlen,
+/* Of an axis of one element no stride is ever used: any may have been given, and none is to be judged. */
+static int64_t stride_of(int64_t count, int64_t stride)
+{
+    return count > 1 ? stride : 0;
+}
+
+/* The lengths of its axes are given: for the strides of a tensor that has none. */
+static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const char *name, int64_t batch,
                         int64_t heads, int64_t tokens, int64_t dim)
 {
     attn_tensor t = *from;
@@ -130,7 +155,8 @@ static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const ch
             "where it is 1",
             name, (long long)t.stride[3]);
     }
-    *to = (attn__cuda_tensor){t.data, varlen ? 0 : t.stride[0], t.stride[1], t.stride[2]};
+    *to = (attn__cuda_tensor){t.data, stride_of(batch, t.stride[0]), stride_of(heads, t.stride[1]),
+                              stride_of(tokens, t.stride[2])};
     return ATTN_OK;
 }
 
@@ -147,6 +173,12 @@ static attn_status take_lengths(attn__cuda_call *call, const attn_problem *p, co
                           "problem and at most batch times the longest sequence; they are %lld and %lld",
                           (long long)total_q, (long long)total_kv);
     }
+    /* attn_forward() and attn_backward() plan for one token if there is none */
+    if (total_q == 0 && total_kv == 0 && (call->total_q > 1 || call->total_kv > 1)) {
+        return attn__fail(ATTN_EINVAL,
+                          "total_q and total_kv are both 0: nothing waits for the GPU to read the last "
+                          "numbers of cu_seqlens, so give them, too");
+    }
     call->cu_q = cu_q;
     call->cu_kv = cu_kv;
     call->total_q = total_q;
@@ -159,14 +191,15 @@ static attn_status take_inputs(attn__cuda_call *call, const attn_problem *p, con
                                const attn_tensor *k, const attn_tensor *v, int64_t tokens[2])
 {
     const bool varlen = call->cu_q != NULL;
+    const int64_t batch = varlen ? 1 : p->batch;
     tokens[0] = varlen ? call->total_q : p->tokens_q;
     tokens[1] = varlen ? call->total_kv : p->tokens_kv;
     if (q->data == NULL || k->data == NULL || v->data == NULL) {
         return attn__fail(ATTN_EINVAL, "give q, k and v as tensors in the GPU's memory");
     }
-    ATTN__TRY(take(&call->q, q, "q", varlen, p->heads_q, tokens[0], p->dim_qk));
-    ATTN__TRY(take(&call->k, k, "k", varlen, p->heads_kv, tokens[1], p->dim_qk));
-    return take(&call->v, v, "v", varlen, p->heads_kv, tokens[1], p->dim_v);
+    ATTN__TRY(take(&call->q, q, "q", batch, p->heads_q, tokens[0], p->dim_qk));
+    ATTN__TRY(take(&call->k, k, "k", batch, p->heads_kv, tokens[1], p->dim_qk));
+    return take(&call->v, v, "v", batch, p->heads_kv, tokens[1], p->dim_v);
 }
 
 static attn_status check_workspace(const attn_plan *plan, const void *workspace)
@@ -202,16 +235,16 @@ attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void 
     ATTN__TRY(check_workspace(plan, workspace));
     ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
     ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, tokens));
-    const bool varlen = call.cu_q != NULL;
-    ATTN__TRY(take(&call.o, &io->o, "o", varlen, p->heads_q, tokens[0], p->dim_v));
-    ATTN__TRY(take(&call.lse, &io->lse, "lse", varlen, p->heads_q, tokens[0], 1));
+    const int64_t batch = call.cu_q != NULL ? 1 : p->batch;
+    ATTN__TRY(take(&call.o, &io->o, "o", batch, p->heads_q, tokens[0], p->dim_v));
+    ATTN__TRY(take(&call.lse, &io->lse, "lse", batch, p->heads_q, tokens[0], 1));
     call.merge = io->merge != 0;
     if (call.merge && (p->dtype_out != ATTN_F32 || call.lse.data == NULL)) {
         return attn__fail(ATTN_EINVAL,
                           "merge folds into a partial: give o as an fp32 tensor (out=f32), and lse");
     }
     ATTN__TRY(check_tensors(plan, &call));
-    return plan->cuda->forward(&call, plan->gpu, aligned(workspace), io->stream);
+    return plan->cuda->forward(&call, plan->gpu, aligned(plan, workspace), io->stream);
 }
 
 attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *io, void *workspace)
@@ -229,17 +262,17 @@ attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *i
     ATTN__TRY(check_workspace(plan, workspace));
     ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
     ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, n));
-    const bool varlen = call.cu_q != NULL;
-    ATTN__TRY(take(&call.o, &io->o, "o", varlen, p->heads_q, n[0], p->dim_v));
-    ATTN__TRY(take(&call.lse, &io->lse, "lse", varlen, p->heads_q, n[0], 1));
-    ATTN__TRY(take(&call.delta, &io->delta, "delta", varlen, p->heads_q, n[0], 1));
-    ATTN__TRY(take(&call.dout, &io->dout, "dout", varlen, p->heads_q, n[0], p->dim_v));
-    ATTN__TRY(take(&call.dq, &io->dq, "dq", varlen, p->heads_q, n[0], p->dim_qk));
-    ATTN__TRY(take(&call.dk, &io->dk, "dk", varlen, p->heads_kv, n[1], p->dim_qk));
-    ATTN__TRY(take(&call.dv, &io->dv, "dv", varlen, p->heads_kv, n[1], p->dim_v));
+    const int64_t batch = call.cu_q != NULL ? 1 : p->batch;
+    ATTN__TRY(take(&call.o, &io->o, "o", batch, p->heads_q, n[0], p->dim_v));
+    ATTN__TRY(take(&call.lse, &io->lse, "lse", batch, p->heads_q, n[0], 1));
+    ATTN__TRY(take(&call.delta, &io->delta, "delta", batch, p->heads_q, n[0], 1));
+    ATTN__TRY(take(&call.dout, &io->dout, "dout", batch, p->heads_q, n[0], p->dim_v));
+    ATTN__TRY(take(&call.dq, &io->dq, "dq", batch, p->heads_q, n[0], p->dim_qk));
+    ATTN__TRY(take(&call.dk, &io->dk, "dk", batch, p->heads_kv, n[1], p->dim_qk));
+    ATTN__TRY(take(&call.dv, &io->dv, "dv", batch, p->heads_kv, n[1], p->dim_v));
     call.accumulate = io->accumulate != 0;
     ATTN__TRY(check_tensors(plan, &call));
-    return plan->cuda->backward(&call, plan->gpu, aligned(workspace), io->stream);
+    return plan->cuda->backward(&call, plan->gpu, aligned(plan, workspace), io->stream);
 }
 
 attn_status attn__device_alloc(void **workspace, const attn_plan *plan)

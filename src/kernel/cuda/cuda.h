@@ -97,7 +97,8 @@ typedef struct attn__cuda_kernel {
     const char *(*rejects)(const attn__cuda_call *call, bool backward);
     /* NULL, or why it is taken only by name; may itself be NULL */
     const char *(*declines)(const attn__cuda_call *call, bool backward);
-    /* bytes of device memory, 256-byte aligned by the caller; contents undefined before and after */
+    /* bytes of device memory, 256-byte aligned by the caller; contents undefined before and after.  A row
+     * that wants 0 without cu_q must do with a workspace of NULL if it is then called with cu_q. */
     size_t (*forward_workspace)(const attn__cuda_call *call, const attn__cuda_device *device);
     attn_status (*forward)(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
                            void *stream);

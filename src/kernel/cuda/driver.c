@@ -36,7 +36,7 @@ attn_status attn__cuda_check(CUresult result, const char *what)
     if (attn__cuda.error_string(result, &words) != CUDA_SUCCESS || words == NULL) {
         words = "an error without a name";
     }
-    attn_status status = result == CUDA_ERROR_OUT_OF_MEMORY ? ATTN_ENOMEM : ATTN_EUNSUPPORTED;
+    attn_status status = result == CUDA_ERROR_OUT_OF_MEMORY ? ATTN_ENOMEM : ATTN_EIO;
     return attn__fail(status, "%s: CUDA says: %s (%d)", what, words, (int)result);
 }
 
@@ -136,7 +136,7 @@ attn_status attn__cuda_open(const attn__cuda_device **device, int ordinal)
     pthread_mutex_lock(&lock);
     attn_status status = open_locked(device, ordinal);
     pthread_mutex_unlock(&lock);
-    return status;
+    return status == ATTN_EIO ? ATTN_EUNSUPPORTED : status; /* a GPU that does not start is not there */
 }
 
 attn_status attn__cuda_enter(const attn__cuda_device *device)
@@ -228,6 +228,9 @@ attn_status attn__cuda_alloc(void **memory, const attn__cuda_device *device, siz
     ATTN__TRY(attn__cuda_enter(device));
     CUresult result = attn__cuda.memory_alloc(&address, bytes);
     attn__cuda_leave();
+    if (result != CUDA_SUCCESS && result != CUDA_ERROR_OUT_OF_MEMORY) {
+        return attn__cuda_check(result, "cuMemAlloc");
+    }
     if (result != CUDA_SUCCESS) {
         return attn__fail(ATTN_ENOMEM, "the GPU has no %zu bytes left; free some, or give it less to do",
                           bytes);

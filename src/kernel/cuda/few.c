@@ -330,12 +330,14 @@ static merge merge_of(const cut *c, const attn__cuda_call *call, const attn__cud
     const int64_t long_ones =
         call->cu_kv != NULL ? 1 : call->batch; /* one of them may have nearly all keys */
     const int64_t row = merge_row_size(call);
+    const int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
     merge m = {.tiles = attn__min(c->all, c->blocks)};
-    m.rows = attn__min(attn__ceil_div(m.tiles * c->rows, device->sms),
-                       FEW_MERGE_THREADS * 4 / attn__max(call->dim_v, 1));
+    m.rows =
+        attn__min(attn__ceil_div(m.tiles * c->rows, sms), FEW_MERGE_THREADS * 4 / attn__max(call->dim_v, 1));
     m.rows = attn__max(m.rows, 1);
     m.row_blocks = attn__min(attn__ceil_div(c->rows, m.rows),
-                             attn__ceil_div(MERGE_BLOCKS * (int64_t)device->sms, m.tiles));
+                             call->sms > 0 ? attn__max(sms / attn__max(m.tiles, 1), 1)
+                                           : attn__ceil_div(MERGE_BLOCKS * sms, m.tiles));
     m.parts =
         attn__min(c->blocks / (long_ones * call->heads_kv * c->tiles) + 2, FEW_MERGE_SHARED / (m.rows * row));
     return m;

@@ -109,7 +109,7 @@ const char *attn__flash_backward_rejects(const attn__cuda_call *call)
         !attn__cuda_map_fits(&call->dout) ||
         (call->delta.data == NULL && !attn__cuda_aligned(&call->o, size))) {
         return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, "
-               "heads and tokens";
+               "heads and tokens, with no negative stride";
     }
     if (!attn__cuda_aligned(&call->dq, size) || !attn__cuda_aligned(&call->dk, size) ||
         !attn__cuda_aligned(&call->dv, size)) {

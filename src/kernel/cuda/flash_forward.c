@@ -197,7 +197,8 @@ static attn_status check_arrays(const attn__cuda_call *call)
         return attn__fail(
             ATTN_EUNSUPPORTED,
             "flash-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 bytes, and so "
-            "must each of their batches, heads and tokens; copy them, or take the kernel fma-sm90");
+            "must each of their batches, heads and tokens, with no negative stride; copy them, or take the "
+            "kernel fma-sm90");
     }
     return ATTN_OK;
 }
@@ -234,7 +235,8 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
         return ATTN_OK;
     }
     ATTN__TRY(attn__cuda_function(&function, device, image, "flash_forward", v->shared));
-    if (p.tiles > 2 * sms && is_uneven(&p, call)) {
+    /* without a workspace, which unequal sequences may come without, tiles stay dealt out beforehand */
+    if (workspace != NULL && p.tiles > 2 * sms && is_uneven(&p, call)) {
         p.taken = workspace;
         ATTN__TRY(launch_begin(device, image, p.taken, stream));
     }
