@@ -221,9 +221,11 @@ static int end_output(checking *k)
         cli_json_end(&k->out.json);
     } else if (format == CLI_FORMAT_TABLE || format == CLI_FORMAT_MD) {
         fprintf(k->out.file, "\n%d cases with %d kernels: %s\n", k->ran, k->kernels,
-                k->wrong == 0 ? "all right" : "WRONG");
+                k->wrong > 0 ? "WRONG"
+                : k->ran > 0 ? "all right"
+                             : "NOTHING WAS COMPUTED");
     }
-    return cli_out_close(&k->out, k->wrong > 0 ? CLI_WRONG : CLI_OK);
+    return cli_out_close(&k->out, k->wrong > 0 ? CLI_WRONG : k->ran > 0 ? CLI_OK : CLI_MISSING);
 }
 
 /* What must be there before the first case. */

@@ -332,6 +332,15 @@ static int check_operands(const cli_verb *verb, const cli_common *common)
     return CLI_OK;
 }
 
+/* Else the CPU would compute what somebody meant for a GPU. */
+static int check_gpu(const cli_common *common)
+{
+    if (cli_given(common, "gpu") && common->device != ATTN_CUDA) {
+        return cli_error(CLI_USAGE, "--gpu tells which GPU computes: add --device cuda, or leave it out");
+    }
+    return CLI_OK;
+}
+
 int cli_parse(const cli_verb *verb, int argc, char **argv, void *values)
 {
     cli_common *common = values;
@@ -356,7 +365,8 @@ int cli_parse(const cli_verb *verb, int argc, char **argv, void *values)
     if (code == CLI_OK) {
         code = check_operands(verb, common);
     }
-    return code == CLI_OK ? set_defaults(verb, values) : code;
+    code = code == CLI_OK ? set_defaults(verb, values) : code;
+    return code == CLI_OK && !common->help ? check_gpu(common) : code;
 }
 
 void cli_free(const cli_verb *verb, void *values)

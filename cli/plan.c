@@ -48,6 +48,8 @@ attn_status plan_make(const plan_args *args, int64_t tokens, int64_t workers, at
     options.classic = args->classic;
     options.threads = (int)args->common.threads;
     options.kernel = args->kernel;
+    options.device = (attn_device)args->common.device;
+    options.gpu = (int)args->common.gpu;
     return attn_plan_create(plan, &problem, &options);
 }
 

@@ -139,6 +139,8 @@ static const cli_option plan_options[] = {
      .argument = "NAME",
      .fallback = "(the first that takes the problem)",
      .help = "a row of the kernel table; attn info lists them"},
+    CLI_OPTION_DEVICE,
+    CLI_OPTION_GPU,
     CLI_OPTION_THREADS,
     CLI_HEADING("What to tell"),
     {.name = "rank",
