@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Results in a GPU's memory, for callers whose library is not PyTorch: they take them by DLPack."""
 import ctypes
+import sys
 import weakref
 from typing import Any, Dict, Optional, Tuple
 
@@ -22,15 +23,15 @@ class Memory:
 
 # What a capsule points to, by its address, until its consumer gives it back.
 EXPORTED: Dict[int, Tuple[Any, ...]] = {}
+# The capsules that may not have been consumed yet, by the same addresses.
+PENDING: Dict[int, Any] = {}
+CAPSULE_NAMES = b"dltensor_versioned", b"dltensor"
 
-# The capsule comes as a bare address: an object that is being destroyed must not be referred to again.
-capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p,
+capsule_is = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.py_object,
                                ctypes.c_char_p)(("PyCapsule_IsValid", ctypes.pythonapi))
-capsule_pointer = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p,
-                                    ctypes.c_char_p)(("PyCapsule_GetPointer", ctypes.pythonapi))
 Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 new_capsule = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_char_p,
-                                Callback)(("PyCapsule_New", ctypes.pythonapi))
+                                ctypes.c_void_p)(("PyCapsule_New", ctypes.pythonapi))
 
 
 @Callback
@@ -38,12 +39,20 @@ def deleter(address: int) -> None:
     EXPORTED.pop(address, None)
 
 
-@Callback
-def destructor(capsule: int) -> None:
-    """Of a capsule; one that was consumed has another name, and its consumer calls the deleter."""
-    for name in (b"dltensor_versioned", b"dltensor"):
-        if capsule_is(capsule, name):
-            EXPORTED.pop(capsule_pointer(capsule, name), None)
+def sweep() -> None:
+    """Takes back what lies in capsules that only PENDING has any more.
+
+    One that was consumed has another name, and its consumer calls the deleter. Capsules have no destructor: a
+    consumer that refuses one destroys it while its exception is on the way, when no Python code may run.
+    """
+    for address in list(PENDING):
+        # another thread may be here, too, and have taken it out
+        consumed = not any(capsule_is(PENDING.get(address), name) for name in CAPSULE_NAMES)
+        alone = sys.getrefcount(PENDING.get(address)) <= 2 # PENDING and the argument
+        if consumed or alone:
+            PENDING.pop(address, None)
+        if alone and not consumed:
+            EXPORTED.pop(address, None)
 
 
 class GpuArray:
@@ -52,6 +61,7 @@ class GpuArray:
     def __init__(self, shape: Tuple[int, ...], dtype: Dtype, gpu: int, stream: int) -> None:
         self.shape, self.gpu, self._dtype, self._stream = shape, gpu, dtype, stream
         self._memory = Memory(gpu, dense_strides((1, *shape))[0] * BYTES[dtype])
+        weakref.finalize(self, sweep)
 
     def __repr__(self) -> str:
         return f"<attn.GpuArray {list(self.shape)} {self.dtype}, GPU {self.gpu}>"
@@ -99,5 +109,7 @@ class GpuArray:
         managed = (DLManagedTensorVersioned(major=DLPACK_MAJOR, deleter=back, tensor=tensor)
                    if versioned else DLManagedTensor(tensor=tensor, deleter=back))
         address = ctypes.addressof(managed)
+        sweep()
         EXPORTED[address] = (managed, shape, strides, self._memory)
-        return new_capsule(address, b"dltensor_versioned" if versioned else b"dltensor", destructor)
+        PENDING[address] = new_capsule(address, CAPSULE_NAMES[0 if versioned else 1], None)
+        return PENDING[address]

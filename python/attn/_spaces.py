@@ -6,6 +6,7 @@ does here; everything else by DLPack or NumPy's own interface.
 """
 import functools
 import sys
+import threading
 from typing import Any, Callable, Dict, Optional, Tuple
 
 import numpy as np
@@ -131,8 +132,9 @@ class TorchSpace:
 class PlainSpace:
     """Any other library: memory from the driver; the stream that the caller names, else CUDA's default."""
 
-    # workspace by GPU and stream, which puts its uses in order
-    KEPT: Dict[Tuple[int, int], Tuple[int, Memory]] = {}
+    # workspace by thread, GPU and stream, which puts its uses in order; not those of several threads, since a
+    # call enqueues several kernels and those of two calls may come in between
+    KEPT = threading.local()
 
     def __init__(self, gpu: int, stream: int) -> None:
         self.gpu, self.stream = gpu, stream
@@ -145,9 +147,10 @@ class PlainSpace:
         return array, array.address
 
     def workspace(self, size: int) -> Tuple[Any, int]:
-        kept = self.KEPT.get((self.gpu, self.stream))
+        spaces: Dict[Tuple[int, int], Tuple[int, Memory]] = self.KEPT.__dict__.setdefault("spaces", {})
+        kept = spaces.get((self.gpu, self.stream))
         if kept is None or kept[0] < size:
-            kept = self.KEPT[self.gpu, self.stream] = size, Memory(self.gpu, size)
+            kept = spaces[self.gpu, self.stream] = size, Memory(self.gpu, size)
         return kept[1], kept[1].address
 
     def upload(self, values: Any) -> Tuple[Any, int]:

@@ -110,7 +110,7 @@ def test_results_are_given_away_once(monkeypatch, version, kind):
     assert (tensor.code, tensor.bits, tensor.lanes) == (2, 16, 1)
     assert attn._arrays.capsule_is(capsule, kind) and len(_gpu_array.EXPORTED) == before + 1
     del tensor, capsule
-    gc.collect()
+    _gpu_array.sweep()
     assert len(_gpu_array.EXPORTED) == before
     array.__dlpack__(stream=9)
     array.__dlpack__(stream=-1)
@@ -119,6 +119,22 @@ def test_results_are_given_away_once(monkeypatch, version, kind):
     for keywords in ({"copy": True}, {"dl_device": (1, 0)}):
         with pytest.raises(BufferError, match="no copy and no other device"):
             array.__dlpack__(**keywords)
+
+
+def test_a_consumer_that_refuses(monkeypatch):
+    """It destroys the capsule with its exception on the way: the caller gets that, and the memory is free."""
+    monkeypatch.setattr(_gpu_array, "Memory", Fake)
+    monkeypatch.setattr(_gpu_array, "call", lambda *arguments: None)
+    _gpu_array.sweep()
+    before = len(_gpu_array.EXPORTED)
+    array = _gpu_array.GpuArray((2, 3), attn._types.Dtype.F32, 0, 0)
+    for _ in range(3):
+        with pytest.raises((BufferError, RuntimeError), match="[Uu]nsupported device"):
+            np.from_dlpack(array)
+        assert len(_gpu_array.EXPORTED) <= before + 1
+    del array
+    gc.collect()
+    assert len(_gpu_array.EXPORTED) == before
 
 
 def test_the_consumer_gives_it_back(monkeypatch):
