@@ -54,6 +54,7 @@ def arguments():
                         default=[512 << i for i in range(6)],
                         help="of the grid")
     parser.add_argument("--tokens", type=int, default=16384, help="of a cell of the grid, in all sequences")
+    parser.add_argument("--groups", default="32/8", help="of gqa: list of query heads / key heads")
     parser.add_argument("--queries", type=common.numbers, default=[1, 8, 16, 64], help="of few")
     parser.add_argument("--keys", type=common.numbers, default=[32768, 131072], help="of few")
     parser.add_argument("--columns", type=int, default=2048, help="heads times dim, of the grid")
@@ -88,10 +89,12 @@ def cases(options):
                 "pass": kind, "dtype": options.dtype, "mask": mask, "batch": max(1, options.tokens // tokens),
                 "heads": heads, "kv_heads": heads, "queries": tokens, "tokens": tokens, "dim": dim
             }
-        for tokens in (4096, 32768) if "gqa" in chosen else ():
+        grouped = itertools.product(options.groups.split(","), (4096, 32768)) if "gqa" in chosen else ()
+        for group, tokens in grouped:
+            heads, kv_heads = map(int, group.split("/"))
             yield {
-                "pass": kind, "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": 32,
-                "kv_heads": 8, "queries": tokens, "tokens": tokens, "dim": 128
+                "pass": kind, "dtype": options.dtype, "mask": "causal", "batch": 1, "heads": heads,
+                "kv_heads": kv_heads, "queries": tokens, "tokens": tokens, "dim": 128
             }
         for dim, mask in itertools.product(options.dims, masks) if "fp32" in chosen else ():
             yield {
