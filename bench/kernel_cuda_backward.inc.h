@@ -171,6 +171,8 @@ static void make_call(bench_data *d)
         .right = s->right,
         .total_q = d->cu[0][s->batch],
         .total_kv = d->cu[1][s->batch],
+        .most_q = d->cu[0][s->batch],
+        .most_kv = d->cu[1][s->batch],
         .deterministic = s->deterministic,
         .accumulate = s->accumulate,
     };

@@ -45,6 +45,7 @@ set(ATTN_KERNEL_CUDA
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
     src/kernel/cuda/flash_backward.c
+    src/kernel/cuda/flash_backward_parts.c
     src/kernel/cuda/flash_forward.c
     src/kernel/cuda/flash_sm90.c
     src/kernel/cuda/fma_launch.c

@@ -70,6 +70,8 @@ attn__cuda_call attn__device_call(const attn_problem *p, const attn_options *opt
         .sms = options->sms,
         .deterministic = options->deterministic != 0,
     };
+    call.most_q = call.total_q;
+    call.most_kv = call.total_kv;
     lay_out(&call);
     return call;
 }

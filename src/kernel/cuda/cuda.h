@@ -75,6 +75,7 @@ typedef struct attn__cuda_call {
     int64_t shift;
     const int64_t *cu_q, *cu_kv;
     int64_t total_q, total_kv; /* tokens of the tensors: batch * tokens_q, or with cu_q at most so many */
+    int64_t most_q, most_kv;   /* what these may be in any call of the plan */
     int sms;                   /* most multiprocessors to use; 0: all */
     bool deterministic;        /* backward: the same bits every time */
     attn__cuda_tensor q, k, v;

@@ -3,18 +3,20 @@
  * flash_backward.c - gradients on Hopper: three kernels on one stream.
  *
  * METHOD.  flash_backward_before makes delta and the scaled lse and zeroes the sum of dQ; flash_backward (by
- * tiles of keys) adds to that sum and writes dK and dV; flash_backward_after rounds dQ.  The main kernel
- * takes one block a multiprocessor, and its blocks, or beyond 128 dims its pairs of blocks, fetch tiles from
- * a counter.
+ * tiles of keys) adds to that sum and writes dK and dV; flash_backward_after rounds dQ, and adds up dK and dV
+ * of a group's parts.  The main kernel takes one block a multiprocessor, and its blocks, or beyond 128 dims
+ * its pairs of blocks, fetch tiles from a counter.
  *
  * COST.  Workspace: 4 bytes for each element of dQ with dims padded to 64, 128 or 256 and tokens to a tile,
- * and 8 for each row.  Nothing grows like queries times keys.
+ * and 8 for each row; 4 for each element of dK and dV of each part, if there are several.  Nothing grows like
+ * queries times keys.
  */
 #include "kernel/cuda/flash_backward.h"
 
 #include <string.h>
 
 #include "kernel/cuda/flash_backward_params.h"
+#include "kernel/cuda/flash_backward_parts.h"
 #include "kernel/cuda/map.h"
 
 enum {
@@ -63,6 +65,20 @@ static const variant *variant_of(const attn__cuda_call *call)
 {
     int64_t dim = attn__max(call->dim_qk, call->dim_v);
     return &variants[dim <= 64 ? 0 : dim <= 128 ? 1 : 2];
+}
+
+/* Blocks, or pairs of blocks, that work at once. */
+static int64_t clusters_of(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    const int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
+    return attn__max(sms / variant_of(call)->blocks, 1);
+}
+
+/* Into how many a group is cut, each of them a key head to the main kernel. */
+static int64_t parts_of(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    const variant *v = variant_of(call);
+    return attn__flash_backward_parts(call, v->queries, v->keys, clusters_of(call, device));
 }
 
 /* Tiles of queries of one head, all sequences.  A ragged batch rounds each sequence up, by less than one
@@ -123,7 +139,7 @@ const char *attn__flash_backward_rejects(const attn__cuda_call *call)
 
 /* Where its parts begin. */
 typedef struct layout {
-    size_t minus_lse, delta, turns, next, bytes; /* the sum of dQ is first */
+    size_t minus_lse, delta, turns, next, dk, dv, bytes; /* the sum of dQ is first */
 } layout;
 
 static size_t part(size_t *end, int64_t count)
@@ -133,7 +149,13 @@ static size_t part(size_t *end, int64_t count)
     return begin;
 }
 
-static layout layout_of(const attn__cuda_call *call)
+/* Tokens of all sequences: of a ragged batch as many as may come. */
+static int64_t kv_rows(const attn__cuda_call *call)
+{
+    return call->cu_kv != NULL ? call->most_kv : call->batch * call->tokens_kv;
+}
+
+static layout layout_of(const attn__cuda_call *call, int64_t parts)
 {
     const variant *v = variant_of(call);
     int64_t tiles = slots_of(call, v) * call->heads_q;
@@ -144,14 +166,16 @@ static layout layout_of(const attn__cuda_call *call)
     at.delta = part(&end, tiles * v->queries);
     at.turns = part(&end, call->deterministic ? tiles * v->queries * v->dim / ATTN__BACKWARD_PIECE : 0);
     at.next = part(&end, 1);
+    const int64_t rows = parts > 1 ? parts * call->heads_kv * kv_rows(call) : 0;
+    at.dk = part(&end, rows * call->dim_qk);
+    at.dv = part(&end, rows * call->dim_v);
     at.bytes = end;
     return at;
 }
 
 size_t attn__flash_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    (void)device;
-    return layout_of(call).bytes;
+    return layout_of(call, parts_of(call, device)).bytes;
 }
 
 /* ---- parameters ---- */
@@ -162,17 +186,16 @@ static int32_t side_of(int64_t tokens)
 }
 
 /* Bytes of Q, dO and sums of dQ of one key head. */
-static int64_t head_bytes(const attn__cuda_call *call, const variant *v)
+static int64_t head_bytes(const attn__backward_params *p)
 {
-    return attn__max(call->tokens_q, 1) * (call->heads_q / call->heads_kv) * v->dim * 8;
+    return (int64_t)attn__max(p->tokens_q, 1) * p->group * p->dim * 8;
 }
 
 /* How many key heads have about so many bytes of these, and so many tiles of keys at least. */
-static int32_t heads_of(const attn__cuda_call *call, const variant *v, int64_t bytes, int64_t tiles)
+static int32_t heads_of(const attn__backward_params *p, int64_t bytes, int64_t tiles)
 {
-    const int64_t enough = attn__ceil_div(tiles, attn__max(attn__ceil_div(call->tokens_kv, v->keys), 1));
-    return (int32_t)attn__min(attn__max(attn__max(bytes / head_bytes(call, v), enough), 1),
-                              call->batch * call->heads_kv);
+    const int64_t enough = attn__ceil_div(tiles, attn__max(p->tiles_kv, 1));
+    return (int32_t)attn__min(attn__max(attn__max(bytes / head_bytes(p), enough), 1), p->batch * p->heads_kv);
 }
 
 /*
@@ -183,9 +206,9 @@ static int32_t heads_of(const attn__cuda_call *call, const variant *v, int64_t b
 static int32_t run_of(const attn__backward_params *p, const attn__cuda_call *call, const variant *v,
                       const attn__cuda_device *device)
 {
-    const int64_t heads = p->last > 0 ? p->together : call->batch * call->heads_kv;
+    const int64_t heads = p->last > 0 ? p->together : p->batch * p->heads_kv;
     const bool parted = p->group > 1 && call->left >= call->tokens_kv && call->right < call->tokens_kv;
-    if (heads == 0 || !parted || call->deterministic || heads * head_bytes(call, v) <= (int64_t)device->l2) {
+    if (heads == 0 || !parted || call->deterministic || heads * head_bytes(p) <= (int64_t)device->l2) {
         return INT32_MAX;
     }
     return (int32_t)attn__max(attn__min(RUN_QUERIES, GROUP_QUERIES / p->group) / v->queries, 1);
@@ -200,19 +223,18 @@ static int32_t run_of(const attn__backward_params *p, const attn__cuda_call *cal
  * In order (deterministic) tiles of one head wait for each other, so some heads take turns always; the
  * longest tiles come last there (flash_backward_work.cuh).
  */
-static void fill_turns(attn__backward_params *p, const attn__cuda_call *call, const variant *v,
-                       const attn__cuda_device *device)
+static void fill_turns(attn__backward_params *p, const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    const int64_t clusters = device->sms / v->blocks;
-    const int32_t heads = (int32_t)(call->batch * call->heads_kv);
+    const int64_t clusters = clusters_of(call, device);
+    const int32_t heads = p->batch * p->heads_kv;
     p->together = 1;
     p->last = heads;
     if (heads > 0 && call->deterministic) {
-        p->together = heads_of(call, v, LAST_BYTES, 0);
+        p->together = heads_of(p, LAST_BYTES, 0);
         p->last = heads / p->together * p->together;
     } else if (heads > 0 && call->right < call->tokens_kv) {
-        p->together = heads_of(call, v, TOGETHER_BYTES, clusters / 2);
-        p->last = (heads - heads_of(call, v, LAST_BYTES, clusters * 3 / 2)) / p->together * p->together;
+        p->together = heads_of(p, TOGETHER_BYTES, clusters / 2);
+        p->last = (heads - heads_of(p, LAST_BYTES, clusters * 3 / 2)) / p->together * p->together;
     }
 }
 
@@ -232,14 +254,24 @@ static void fill_tensors(attn__backward_params *p, const attn__cuda_call *call)
     p->cu_kv = call->cu_kv;
 }
 
+/* dK or dV of all parts: [batch][part of a head][token][dim], sequences of a ragged batch in one. */
+static attn__cuda_tensor parts_at(const attn__cuda_call *call, char *data, int64_t dim, int64_t parts)
+{
+    const int64_t heads = call->heads_kv * parts,
+                  tokens = call->cu_kv != NULL ? call->most_kv : call->tokens_kv;
+    return (attn__cuda_tensor){data, call->cu_kv != NULL ? 0 : heads * tokens * dim, tokens * dim, dim};
+}
+
 static void fill_workspace(attn__backward_params *p, const attn__cuda_call *call, char *workspace)
 {
-    layout at = layout_of(call);
+    layout at = layout_of(call, p->parts);
     p->dq_sum = (float *)(void *)workspace;
     p->minus_lse = (float *)(void *)(workspace + at.minus_lse);
     p->delta = (float *)(void *)(workspace + at.delta);
     p->turns = call->deterministic ? (int32_t *)(void *)(workspace + at.turns) : NULL;
     p->next = (int32_t *)(void *)(workspace + at.next);
+    p->dk_parts = parts_at(call, workspace + at.dk, call->dim_qk, p->parts);
+    p->dv_parts = parts_at(call, workspace + at.dv, call->dim_v, p->parts);
 }
 
 static attn_status fill_maps(attn__backward_params *p, const attn__cuda_call *call, void *anything)
@@ -268,14 +300,15 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
 {
     const variant *v = variant_of(call);
     memset(p, 0, sizeof *p);
+    p->parts = (int32_t)parts_of(call, device);
     fill_tensors(p, call);
     fill_workspace(p, call, workspace);
     p->scale = call->scale;
     p->scale_log2 = call->scale * 1.4426950408889634F;
     p->batch = (int32_t)call->batch;
     p->heads_q = (int32_t)call->heads_q;
-    p->heads_kv = (int32_t)call->heads_kv;
-    p->group = (int32_t)(call->heads_q / attn__max(call->heads_kv, 1));
+    p->heads_kv = (int32_t)call->heads_kv * p->parts;
+    p->group = (int32_t)(call->heads_q / attn__max(p->heads_kv, 1));
     p->tokens_q = (int32_t)call->tokens_q;
     p->tokens_kv = (int32_t)call->tokens_kv;
     p->dim_qk = (int32_t)call->dim_qk;
@@ -288,15 +321,25 @@ static attn_status fill(attn__backward_params *p, const attn__cuda_call *call,
     p->tiles_q = (int32_t)attn__ceil_div(call->tokens_q, v->queries);
     p->tiles_kv = (int32_t)attn__ceil_div(call->tokens_kv, v->keys);
     p->slots = (int32_t)slots_of(call, v);
-    fill_turns(p, call, v, device);
+    fill_turns(p, call, device);
     p->run = run_of(p, call, v, device);
-    p->tiles = (int32_t)(p->tiles_kv * call->batch * call->heads_kv);
+    p->tiles = p->tiles_kv * p->batch * p->heads_kv;
     p->accumulate = call->accumulate;
     p->out_f32 = call->dtype_out == ATTN_F32;
     return fill_maps(p, call, workspace);
 }
 
 /* ---- launches ---- */
+
+/* Blocks of the kernels before and after: a tile of queries each, and enough to add up parts. */
+static unsigned row_blocks(const attn__backward_params *p, const attn__cuda_call *call, bool after)
+{
+    const int64_t tiles = (int64_t)p->tiles_q * p->heads_q * p->batch;
+    const int64_t keys = after && p->parts > 1 ? kv_rows(call) * call->heads_kv : 0;
+    const int64_t blocks = attn__max(tiles, keys * p->dim / 8 / ROW_THREADS);
+    const int64_t most = call->sms > 0 ? call->sms : (int64_t)1 << 30;
+    return (unsigned)attn__max(attn__min(blocks, most), 1);
+}
 
 static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *call,
                                const attn__cuda_device *device, bool after, void *stream)
@@ -305,11 +348,9 @@ static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *
     const char *image = call->dtype == ATTN_F16 ? "flash_backward_f16_rows" : "flash_backward_bf16_rows";
     const char *name = after ? "flash_backward_after" : "flash_backward_before";
     ATTN__TRY(attn__cuda_function(&function, device, image, name, 0));
-    int64_t tiles = (int64_t)p->tiles_q * p->heads_q * p->batch;
-    int64_t most = call->sms > 0 ? call->sms : (int64_t)1 << 30;
     attn__cuda_launch launch = {
         .function = function,
-        .grid = {(unsigned)attn__max(attn__min(tiles, most), 1), 1, 1},
+        .grid = {row_blocks(p, call, after), 1, 1},
         .block = ROW_THREADS,
         .overlap = after,
         .stream = stream,
@@ -318,24 +359,37 @@ static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *
     return attn__cuda_enqueue(&launch, arguments);
 }
 
-static attn_status launch_main(attn__backward_params *p, const attn__cuda_call *call,
+/* Of several parts dK and dV go to the workspace, in fp32, and are added up afterwards. */
+static attn__backward_params with_parts(const attn__backward_params *p)
+{
+    attn__backward_params q = *p;
+    if (p->parts > 1) {
+        q.dk = p->dk.data != NULL ? p->dk_parts : p->dk;
+        q.dv = p->dv.data != NULL ? p->dv_parts : p->dv;
+        q.out_f32 = 1;
+        q.accumulate = 0;
+    }
+    return q;
+}
+
+static attn_status launch_main(const attn__backward_params *p, const attn__cuda_call *call,
                                const attn__cuda_device *device, void *stream)
 {
     CUfunction function;
     const variant *v = variant_of(call);
+    attn__backward_params main = with_parts(p);
     ATTN__TRY(attn__cuda_function(&function, device, v->image[call->dtype == ATTN_BF16], "flash_backward",
                                   v->shared));
-    int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
     attn__cuda_launch launch = {
         .function = function,
-        .grid = {(unsigned)(v->blocks * attn__min(p->tiles, attn__max(sms / v->blocks, 1))), 1, 1},
+        .grid = {(unsigned)(v->blocks * attn__min(p->tiles, clusters_of(call, device))), 1, 1},
         .block = MAIN_THREADS,
         .shared = v->shared,
         .cluster = v->blocks > 1 ? (unsigned)v->blocks : 0,
         .overlap = true,
         .stream = stream,
     };
-    void *arguments[] = {p};
+    void *arguments[] = {&main};
     return attn__cuda_enqueue(&launch, arguments);
 }
 
@@ -348,7 +402,8 @@ static attn_status launch_all(const attn__cuda_call *call, const attn__cuda_devi
     if (p.tiles > 0) {
         ATTN__TRY(launch_main(&p, call, device, stream));
     }
-    return call->dq.data == NULL ? ATTN_OK : launch_rows(&p, call, device, true, stream);
+    const bool keys = p.parts > 1 && (call->dk.data != NULL || call->dv.data != NULL);
+    return call->dq.data != NULL || keys ? launch_rows(&p, call, device, true, stream) : ATTN_OK;
 }
 
 attn_status attn__flash_backward(const attn__cuda_call *call, const attn__cuda_device *device,

@@ -112,8 +112,8 @@ PTX_INLINE void produce(const attn__backward_params *p, shared_memory *m)
         } else {
             place at = place_of(p->cu_kv != nullptr, w->batch, w->s.first_kv, w->s.keys, w->first_key);
             ptx_barrier_expect(barrier, 2 * KEY_TILE);
-            load_panels(ptx_shared(m->k), &p->k, barrier, KEY_PANEL, at, w->head);
-            load_panels(ptx_shared(m->v), &p->v, barrier, KEY_PANEL, at, w->head);
+            load_panels(ptx_shared(m->k), &p->k, barrier, KEY_PANEL, at, w->key_head);
+            load_panels(ptx_shared(m->v), &p->v, barrier, KEY_PANEL, at, w->key_head);
             visit_first(&m->at, p, w, KEYS);
 #pragma unroll 1
             do {

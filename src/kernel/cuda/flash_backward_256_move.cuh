@@ -50,13 +50,13 @@ PTX_INLINE void load_keys(const attn__backward_params *p, shared_memory *m)
     int rank = (int)ptx_rank();
     place at = place_of(p->cu_kv != nullptr, w->batch, w->s.first_kv, w->s.keys, w->first_key);
     ptx_barrier_expect(barrier, 2 * KEY_TILE + 2 * KEY_PANEL);
-    load_panels(ptx_shared(m->k), &p->k, barrier, KEY_PANEL, at, w->head);
-    load_panels(ptx_shared(m->v), &p->v, barrier, KEY_PANEL, at, w->head);
+    load_panels(ptx_shared(m->k), &p->k, barrier, KEY_PANEL, at, w->key_head);
+    load_panels(ptx_shared(m->v), &p->v, barrier, KEY_PANEL, at, w->key_head);
     at.token += rank == 0 ? ROWS : -ROWS;
 #pragma unroll 1
     for (int i = 0; i < 2; i++) {
         ptx_load_tile_5d(ptx_shared(m->other_k) + i * KEY_PANEL, &p->k, barrier, 64 * (2 * rank + i), at.token,
-                         w->head, at.c3, at.c4);
+                         w->key_head, at.c3, at.c4);
     }
 }
 

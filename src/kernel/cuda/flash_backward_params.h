@@ -26,6 +26,7 @@ enum {
 typedef struct attn__backward_params {
     attn__tile_map q, k, v, dout;
     attn__cuda_tensor dk, dv, dq, o_rows, dout_rows, lse, given_delta;
+    attn__cuda_tensor dk_parts, dv_parts; /* of several parts: fp32, a head for each, to be added up */
     const int64_t *cu_q, *cu_kv;
     /* by query head and tile of queries, tiles of all sequences in a row: */
     float *minus_lse; /* - lse * log2(e), -inf where P is 0; in the order that the threads read it */
@@ -35,14 +36,16 @@ typedef struct attn__backward_params {
         *turns;    /* deterministic: of each piece of dQ, the tiles of keys that have added theirs; or NULL */
     int32_t *next; /* the next tile of keys that no block has taken */
     float scale, scale_log2;
-    int32_t batch, heads_q, heads_kv, group; /* group = heads_q / heads_kv */
-    int32_t tokens_q, tokens_kv;             /* of a sequence, at most */
-    int32_t dim_qk, dim_v, dim;              /* dim: padded */
-    int32_t left, right, shift, shifted;     /* see cuda.h; sides at most FAR */
-    int32_t tiles_q, tiles_kv;               /* of a sequence, at most */
-    int32_t slots;                           /* tiles of queries of a head, all sequences */
-    int32_t together;                        /* heads whose tiles of keys take turns */
-    int32_t last;                            /* from this head on all take turns with each other */
+    /* A group of query heads is cut into parts (flash_backward_parts.c), and each is a key head to the main
+     * kernel: heads_kv counts parts, and group the query heads of one. */
+    int32_t batch, heads_q, heads_kv, group, parts;
+    int32_t tokens_q, tokens_kv;         /* of a sequence, at most */
+    int32_t dim_qk, dim_v, dim;          /* dim: padded */
+    int32_t left, right, shift, shifted; /* see cuda.h; sides at most FAR */
+    int32_t tiles_q, tiles_kv;           /* of a sequence, at most */
+    int32_t slots;                       /* tiles of queries of a head, all sequences */
+    int32_t together;                    /* heads whose tiles of keys take turns */
+    int32_t last;                        /* from this head on all take turns with each other */
     int32_t run;   /* tiles of queries that a tile of keys meets before the group's next head */
     int32_t tiles; /* of keys, of all heads and sequences */
     int32_t accumulate, out_f32;

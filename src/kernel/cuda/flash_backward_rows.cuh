@@ -6,9 +6,11 @@
  * METHOD.  A block takes one tile of queries of one head after the other.  Before: delta = rowsum(dO * O), or
  * the caller's, and - lse * log2(e), -inf where a row has no keys, both in the order in which the main
  * kernel's threads read them; and zeroes the tile's sum of dQ.  After: the sum, which lies as the
- * accumulators lay in their threads, times scale, goes to the rows of dQ.
+ * accumulators lay in their threads, times scale, goes to the rows of dQ;
+ * and if a group was cut into parts, their dK and dV are added up, always in the same order.
  *
- * COST.  Memory alone: before, dO and O read and 4 bytes a dim written; after, these read and dQ written.
+ * COST.  Memory alone: before, dO and O read and 4 bytes a dim written; after, these read and dQ written, and
+ * 4 bytes of each part read for a dim of dK and dV.
  */
 #include "kernel/cuda/flash_backward_store.cuh"
 
@@ -127,7 +129,7 @@ extern "C" __global__ void __launch_bounds__(ROW_THREADS)
 PTX_INLINE void make_anew(const attn__backward_params *p, const rows *r, int query, int column,
                           float minus_lse, float delta, float *x)
 {
-    int head = r->head / p->group;
+    int head = r->head / (p->group * p->parts);
     const uint16_t *q = input_row(&p->q_rows, r->batch, r->head, r->s.first_q + query);
     const uint16_t *dout = input_row(&p->dout_rows, r->batch, r->head, r->s.first_q + query);
     int to = minus_lse == -INFINITY ? 0 : min(r->s.keys, query + r->s.high + 1);
@@ -201,37 +203,80 @@ PTX_INLINE void round_tile(const attn__backward_params *p, const rows *r, int qu
     }
 }
 
-extern "C" __global__ void __launch_bounds__(ROW_THREADS, 3)
-    flash_backward_after(const __grid_constant__ attn__backward_params p)
+PTX_INLINE void round_tiles(const attn__backward_params *p)
 {
     __shared__ uint16_t list[128 * 256 / 8];
     __shared__ int count;
-    int queries = p.dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
+    int queries = p->dim == 64 ? ATTN__BACKWARD_QUERIES_64 : ATTN__BACKWARD_QUERIES_128;
     if (threadIdx.x == 0) {
         count = 0;
     }
     __syncthreads();
-    ptx_grid_wait();
-    int64_t tiles = (int64_t)p.tiles_q * p.heads_q * p.batch;
+    int64_t tiles = (int64_t)p->tiles_q * p->heads_q * p->batch;
     for (int64_t index = blockIdx.x; index < tiles; index += gridDim.x) {
-        rows r = rows_of(&p, index, queries);
+        rows r = rows_of(p, index, queries);
         if (r.first >= r.s.queries) {
             continue;
         }
-        round_tile(&p, &r, queries, &count, list);
+        round_tile(p, &r, queries, &count, list);
         __syncthreads();
 #pragma unroll 1
         for (int i = (int)threadIdx.x; i < count; i += ROW_THREADS) {
             int row = list[i] / 32, column = list[i] % 32 * 8;
             int64_t place = r.slot * queries + statistic_place(row);
             float x[8];
-            make_anew(&p, &r, r.first + row, column, p.minus_lse[place], p.delta[place], x);
-            store_query_gradient(&p, &r, row, column, x);
+            make_anew(p, &r, r.first + row, column, p->minus_lse[place], p->delta[place], x);
+            store_query_gradient(p, &r, row, column, x);
         }
         __syncthreads();
         if (threadIdx.x == 0) {
             count = 0;
         }
         __syncthreads();
+    }
+}
+
+/* ---- parts of a group ---- */
+
+/* `to` = the sum of its parts, 8 columns of a row a thread. */
+PTX_INLINE void add_parts(const attn__backward_params *p, const attn__cuda_tensor *to,
+                          const attn__cuda_tensor *from, int dim)
+{
+    int first = p->cu_kv != nullptr ? (int)p->cu_kv[0] : 0;
+    int tokens = p->cu_kv != nullptr ? (int)p->cu_kv[p->batch] - first : p->tokens_kv;
+    int batch = p->cu_kv != nullptr ? 1 : p->batch, heads = p->heads_kv / p->parts, chunks = dim / 8;
+    int64_t all = (int64_t)batch * heads * tokens * chunks;
+    int64_t index = (int64_t)blockIdx.x * ROW_THREADS + threadIdx.x;
+    for (; index < all; index += (int64_t)gridDim.x * ROW_THREADS) {
+        int64_t row = index / chunks, head = row / tokens;
+        int column = (int)(index - row * chunks) * 8;
+        int64_t token = first + (row - head * tokens), b = head / heads;
+        head -= b * heads;
+        const float *part = (const float *)from->data + b * from->batch + head * p->parts * from->head +
+                            token * from->token + column;
+        float x[8] = {0.0F};
+#pragma unroll 4
+        for (int i = 0; i < p->parts; i++, part += from->head) {
+            float4 low = *(const float4 *)part, high = *(const float4 *)(part + 4);
+            x[0] += low.x, x[1] += low.y, x[2] += low.z, x[3] += low.w;
+            x[4] += high.x, x[5] += high.y, x[6] += high.z, x[7] += high.w;
+        }
+        int64_t offset = b * to->batch + head * to->head + token * to->token;
+        store_row(p, (char *)to->data + offset * (p->out_f32 ? 4 : 2), column, x);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(ROW_THREADS, 3)
+    flash_backward_after(const __grid_constant__ attn__backward_params p)
+{
+    ptx_grid_wait();
+    if (p.dq.data != nullptr) {
+        round_tiles(&p);
+    }
+    if (p.parts > 1 && p.dk.data != nullptr) {
+        add_parts(&p, &p.dk, &p.dk_parts, p.dim_qk);
+    }
+    if (p.parts > 1 && p.dv.data != nullptr) {
+        add_parts(&p, &p.dv, &p.dv_parts, p.dim_v);
     }
 }

@@ -128,8 +128,8 @@ PTX_INLINE bool make_key_anew(const attn__backward_params *p, const work *w, int
 {
     int key = w->first_key + row;
     int from = max(0, key - w->s.high), to = min(w->s.queries, key - w->s.low + 1);
-    const uint16_t *k = input_row(&p->k_rows, w->batch, w->head, w->s.first_kv + key);
-    const uint16_t *v = input_row(&p->v_rows, w->batch, w->head, w->s.first_kv + key);
+    const uint16_t *k = input_row(&p->k_rows, w->batch, w->key_head, w->s.first_kv + key);
+    const uint16_t *v = input_row(&p->v_rows, w->batch, w->key_head, w->s.first_kv + key);
 #pragma unroll
     for (int i = 0; i < 8; i++) {
         x[i] = 0.0F;

@@ -42,7 +42,8 @@ PTX_INLINE void sequence_of(sequence *s, const attn__backward_params *p, int bat
 /* A tile of keys of one key head, and the tiles of queries that see any of it. */
 typedef struct work {
     sequence s;
-    int batch, head, first_key; /* head: of keys */
+    int batch, head, first_key; /* head: a part of a group */
+    int key_head;               /* whose keys and values these are */
     int first, count;           /* tiles of queries; count 0: none sees it */
     int whole_first, whole_end; /* of these, all queries see all keys; before and behind, some do not */
 } work;
@@ -64,6 +65,7 @@ PTX_INLINE void work_of(work *w, const attn__backward_params *p, int tile, int t
     w->first_key = (p->turns == nullptr ? n : p->tiles_kv - 1 - n) * tile_keys;
     w->batch = head / p->heads_kv;
     w->head = head - w->batch * p->heads_kv;
+    w->key_head = w->head / p->parts;
     PTX_FORGET();
     sequence_of(&w->s, p, w->batch, tile_queries);
     PTX_FORGET();
