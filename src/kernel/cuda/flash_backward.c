@@ -78,7 +78,9 @@ static int64_t clusters_of(const attn__cuda_call *call, const attn__cuda_device 
 static int64_t parts_of(const attn__cuda_call *call, const attn__cuda_device *device)
 {
     const variant *v = variant_of(call);
-    return attn__flash_backward_parts(call, v->queries, v->keys, clusters_of(call, device));
+    const attn__backward_tiles tiles = {v->queries, v->keys, v->dim, clusters_of(call, device),
+                                        (int64_t)device->l2};
+    return attn__flash_backward_parts(call, &tiles);
 }
 
 /* Tiles of queries of one head, all sequences.  A ragged batch rounds each sequence up, by less than one

@@ -6,7 +6,7 @@
  * heads have few tiles, and each is long: some multiprocessors have none, and under a causal mask the rest
  * end one by one.  So a group is cut into parts, each with tiles of its own, whose dK and dV are added up in
  * the end.  What that costs is told in steps, as is the time: the longest tile, or what each multiprocessor
- * has to do, whichever is more.
+ * has to do, whichever is more.  The constants were fitted to measured times (docs/perf/cuda_bwd.md).
  */
 #include "kernel/cuda/flash_backward_parts.h"
 
@@ -16,8 +16,8 @@
 
 enum {
     SAMPLES = 64,   /* tiles of keys that are looked at */
-    TILE_STEPS = 3, /* what a tile's begin and end cost, in steps */
-    PART_STEPS = 5, /* and dK and dV, if they are one of several parts */
+    TILE_STEPS = 8, /* what a tile's begin and end cost, in steps */
+    PART_STEPS = 8, /* and dK and dV, if they are one of several parts */
     EMPTY = 3       /* so many tiles behind the end of a sequence cost one step */
 };
 
@@ -52,8 +52,21 @@ static head_steps head_of(const attn__cuda_call *call, int64_t queries, int64_t 
     return head;
 }
 
-/* Steps until the last cluster is done, if each of `heads` has tiles like these and is `share` query heads.
+/*
+ * What a step costs more if a part has `share` query heads.  Under a causal band the tiles of keys of a large
+ * group part from each other, and lose what the L2 cache would else keep (flash_backward_work.cuh): beyond
+ * four heads about 15 %.
  */
+static double step_of(const attn__cuda_call *call, const attn__backward_tiles *tiles, int64_t share)
+{
+    const bool parted = call->left >= call->tokens_kv && call->right < call->tokens_kv;
+    const double bytes =
+        (double)(call->batch * call->heads_q) * (double)call->tokens_q * (double)tiles->dim * 8;
+    return parted && !call->deterministic && share > 4 && bytes > (double)tiles->l2 ? 1.15 : 1;
+}
+
+/* Steps until the last cluster is done, if each of `heads` has tiles like these, `share` times, and a tile
+ * costs `each` besides. */
 static double time_of(const head_steps *longest, const head_steps *typical, int64_t heads, double share,
                       double each, int64_t clusters)
 {
@@ -67,27 +80,26 @@ static double time_of(const head_steps *longest, const head_steps *typical, int6
     return fmax(last, all / (double)clusters);
 }
 
-int64_t attn__flash_backward_parts(const attn__cuda_call *call, int64_t tile_queries, int64_t tile_keys,
-                                   int64_t clusters)
+int64_t attn__flash_backward_parts(const attn__cuda_call *call, const attn__backward_tiles *tiles)
 {
     const int64_t batch = attn__max(call->batch, 1), group = call->heads_q / attn__max(call->heads_kv, 1);
     const int64_t heads = batch * call->heads_kv;
-    const head_steps longest = head_of(call, call->tokens_q, call->tokens_kv, tile_queries, tile_keys);
+    const head_steps longest = head_of(call, call->tokens_q, call->tokens_kv, tiles->queries, tiles->keys);
     head_steps typical = longest;
     if (call->cu_q != NULL) {
-        typical = head_of(call, call->most_q / batch, call->most_kv / batch, tile_queries, tile_keys);
+        typical = head_of(call, call->most_q / batch, call->most_kv / batch, tiles->queries, tiles->keys);
     }
     int64_t best = 1;
-    double least = time_of(&longest, &typical, heads, (double)group, TILE_STEPS, clusters);
+    double least = INFINITY;
     const int64_t most = INT32_MAX / 2 / attn__max(heads * longest.tiles, 1);
-    for (int64_t parts = 2; parts <= attn__min(group, most); parts++) {
-        if (group % parts == 0) {
-            const double time = time_of(&longest, &typical, heads * parts, (double)(group / parts),
-                                        TILE_STEPS + PART_STEPS, clusters);
-            if (time < 0.97 * least) {
-                best = parts;
-                least = time;
-            }
+    for (int64_t parts = 1; parts <= attn__max(attn__min(group, most), 1); parts++) {
+        const int64_t share = group / parts;
+        const double each = TILE_STEPS + (parts > 1 ? PART_STEPS : 0);
+        const double time = time_of(&longest, &typical, heads * parts,
+                                    (double)share * step_of(call, tiles, share), each, tiles->clusters);
+        if (share * parts == group && time < 0.97 * least) {
+            best = parts;
+            least = time;
         }
     }
     return best;

@@ -7,12 +7,18 @@
 
 #include "kernel/cuda/cuda.h"
 
+/* What the kernel for the call's dims has, on a device. */
+typedef struct attn__backward_tiles {
+    int64_t queries, keys; /* of a step, of a tile */
+    int64_t dim;           /* padded */
+    int64_t clusters;      /* that take tiles at once */
+    int64_t l2;            /* bytes of the cache */
+} attn__backward_tiles;
+
 /*
- * A divisor of the group.  `clusters` take tiles of `tile_keys` keys of one part each, in steps of
- * `tile_queries` queries.  Reads nothing of the call that may change between the calls of one plan: the
+ * A divisor of the group.  Reads nothing of the call that may change between the calls of one plan: the
  * workspace depends on it.
  */
-int64_t attn__flash_backward_parts(const attn__cuda_call *call, int64_t tile_queries, int64_t tile_keys,
-                                   int64_t clusters);
+int64_t attn__flash_backward_parts(const attn__cuda_call *call, const attn__backward_tiles *tiles);
 
 #endif

@@ -1,0 +1,116 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * parts.c - into how many parts a group is cut for the gradients on Hopper: what was measured to be best, a
+ * divisor always, the same for every call of a plan, and room for it in the plan's workspace.
+ */
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "check.h"
+#include "engine/engine.h"
+#include "kernel/cuda/flash_backward_params.h"
+#include "kernel/cuda/flash_backward_parts.h"
+#include "kernel/cuda/rows.h"
+
+static const attn__cuda_device device = {.major = 9, .sms = 132, .l2 = 50 << 20};
+static const attn__backward_tiles tiles = {ATTN__BACKWARD_QUERIES_128, ATTN__BACKWARD_KEYS_128, 128, 132,
+                                           50 << 20};
+
+static attn__cuda_call call_of(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t tokens, bool causal)
+{
+    attn_problem p = ATTN_INIT(attn_problem);
+    const attn_options options = ATTN_INIT(attn_options);
+    p.dtype = p.dtype_out = ATTN_BF16;
+    p.batch = batch, p.heads_q = heads_q, p.heads_kv = heads_kv;
+    p.tokens_q = p.tokens_kv = tokens;
+    p.dim_qk = p.dim_v = 128;
+    p.mask = causal ? ATTN_MASK_CAUSAL : ATTN_MASK_FULL;
+    assert_int_equal(attn_problem_check(&p), ATTN_OK);
+    return attn__device_call(&p, &options);
+}
+
+/* docs/perf/cuda_bwd.md has the times. */
+static void as_measured(void **state)
+{
+    static const struct {
+        int64_t batch, heads_q, heads_kv, tokens;
+        bool causal;
+        int64_t parts;
+    } cases[] = {
+        {1, 32, 8, 4096, true, 1},  {1, 32, 4, 4096, true, 2},  {1, 32, 2, 4096, true, 4},
+        {1, 32, 1, 4096, true, 8},  {1, 16, 1, 4096, true, 8},  {1, 8, 1, 4096, true, 8},
+        {1, 4, 1, 4096, true, 4},   {1, 32, 8, 32768, true, 1}, {1, 32, 4, 32768, true, 2},
+        {1, 32, 2, 32768, true, 4}, {1, 32, 1, 32768, true, 8}, {1, 16, 1, 32768, true, 4},
+        {1, 4, 1, 32768, true, 1},  {1, 32, 1, 4096, false, 4}, {1, 32, 1, 16384, false, 1},
+        {4, 8, 1, 4096, false, 1},  {4, 16, 16, 4096, true, 1},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        const attn__cuda_call call =
+            call_of(cases[i].batch, cases[i].heads_q, cases[i].heads_kv, cases[i].tokens, cases[i].causal);
+        assert_int_equal(attn__flash_backward_parts(&call, &tiles), cases[i].parts);
+    }
+}
+
+static void divides(void **state)
+{
+    uint64_t seed = 1;
+    int cut = 0;
+    (void)state;
+    for (int i = 0; i < 3000; i++) {
+        const int64_t group = check_between(&seed, 1, 40), heads_kv = check_between(&seed, 1, 8);
+        attn__cuda_call call =
+            call_of(check_between(&seed, 1, 40), group * heads_kv, heads_kv,
+                    check_between(&seed, 1, (int64_t)1 << check_between(&seed, 1, 17)), i % 2 == 0);
+        call.deterministic = check_between(&seed, 0, 1) == 1;
+        const int64_t parts = attn__flash_backward_parts(&call, &tiles);
+        assert_true(parts >= 1 && parts <= group && group % parts == 0);
+        cut += parts > 1;
+    }
+    assert_true(cut > 100);
+}
+
+/* A batch of any lengths has as many parts, whatever its totals, and not more workspace. */
+static void same_for_every_call(void **state)
+{
+    uint64_t seed = 2;
+    const int64_t any = 0;
+    (void)state;
+    for (int i = 0; i < 1000; i++) {
+        const int64_t group = check_between(&seed, 1, 40);
+        attn__cuda_call call =
+            call_of(check_between(&seed, 1, 40), group, 1, check_between(&seed, 1, 9999), i % 2 == 0);
+        call.cu_q = call.cu_kv = &any;
+        const int64_t parts = attn__flash_backward_parts(&call, &tiles);
+        const size_t planned = attn__cuda_flash_sm90.backward_workspace(&call, &device);
+        call.total_q = check_between(&seed, 0, call.total_q);
+        call.total_kv = check_between(&seed, 0, call.total_kv);
+        assert_int_equal(attn__flash_backward_parts(&call, &tiles), parts);
+        assert_true(attn__cuda_flash_sm90.backward_workspace(&call, &device) <= planned);
+    }
+}
+
+static void empty(void **state)
+{
+    attn__cuda_call call = call_of(1, 8, 1, 128, true);
+    (void)state;
+    call.tokens_q = call.tokens_kv = 0;
+    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 1);
+    call.batch = 0;
+    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 1);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(as_measured),
+        cmocka_unit_test(divides),
+        cmocka_unit_test(same_for_every_call),
+        cmocka_unit_test(empty),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
