@@ -27,7 +27,8 @@ enum {
     TOGETHER_BYTES = 12 << 20,
     LAST_BYTES = 24 << 20,
     RUN_QUERIES = 512,
-    GROUP_QUERIES = 2048
+    GROUP_QUERIES = 2048,
+    RUN_BYTES = 16 << 20
 };
 
 /* ---- shapes ---- */
@@ -203,7 +204,8 @@ static int32_t heads_of(const attn__backward_params *p, int64_t bytes, int64_t t
 /*
  * Tiles of queries of a run (flash_backward_work.cuh).  Short where a causal band parts the blocks of a group
  * and the L2 cache does not keep what the heads that take turns first read and add to: the more heads a group
- * has, the fewer queries, so that a run of all its heads is about as long.
+ * has, the fewer queries, so that a run of all its heads is about as long; and so few that the cache keeps
+ * what all groups that blocks work on meet in one run.
  */
 static int32_t run_of(const attn__backward_params *p, const attn__cuda_call *call, const variant *v,
                       const attn__cuda_device *device)
@@ -213,7 +215,9 @@ static int32_t run_of(const attn__backward_params *p, const attn__cuda_call *cal
     if (heads == 0 || !parted || call->deterministic || heads * head_bytes(p) <= (int64_t)device->l2) {
         return INT32_MAX;
     }
-    return (int32_t)attn__max(attn__min(RUN_QUERIES, GROUP_QUERIES / p->group) / v->queries, 1);
+    const int64_t most = RUN_BYTES / (attn__min(heads, clusters_of(call, device)) * p->group * p->dim * 8);
+    const int64_t queries = attn__min(attn__min(RUN_QUERIES, GROUP_QUERIES / p->group), most);
+    return (int32_t)attn__max(queries / v->queries, 1);
 }
 
 /*
