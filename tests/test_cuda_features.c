@@ -107,6 +107,7 @@ static void test_full_sequences(void **state)
     static const char *const problems[] = {"batch=48,heads=8,tokens=128,dim=64,dtype=bf16,out=bf16",
                                            "batch=48,heads=2,tokens=64,dim=128,dtype=f16,out=f32,causal",
                                            "batch=48,heads=2,tokens=64,dim=256,dtype=bf16,out=bf16",
+                                           "batch=48,heads=32,kv_heads=1,tokens=64,dim=64,dtype=bf16,causal",
                                            "batch=48,heads=2,tokens=64,dim=64,dtype=f32",
                                            "batch=48,heads=4,kv_heads=2,tokens=128,dim=128,dtype=f32,causal"};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
@@ -254,7 +255,7 @@ static void test_gradient_options(void **state)
     static const char *const problems[] = {
         "batch=2,heads=4,kv_heads=2,tokens=260,dim=128,dtype=bf16,out=bf16,causal",
         "heads=4,kv_heads=1,tokens=150,kv_tokens=260,dim=64,dtype=f16,out=f32",
-        "heads=2,tokens=260,dim=256,dtype=bf16,out=bf16",
+        "heads=4,kv_heads=1,tokens=260,dim=256,dtype=bf16,out=bf16",
         "heads=4,kv_heads=2,tokens=200,dim=64,dtype=f32,causal",
         "heads=4,kv_heads=2,tokens=200,dim=256,dtype=f32,causal"};
     const attn_options fixed = {.size = sizeof fixed, .deterministic = 1};

@@ -191,7 +191,7 @@ static int32_t side_of(int64_t tokens)
 /* Bytes of Q, dO and sums of dQ of one key head. */
 static int64_t head_bytes(const attn__backward_params *p)
 {
-    return (int64_t)attn__max(p->tokens_q, 1) * p->group * p->dim * 8;
+    return (int64_t)attn__max(p->tokens_q, 1) * p->group * p->dim * ATTN__BACKWARD_BYTES;
 }
 
 /* How many key heads have about so many bytes of these, and so many tiles of keys at least. */
@@ -211,11 +211,12 @@ static int32_t run_of(const attn__backward_params *p, const attn__cuda_call *cal
                       const attn__cuda_device *device)
 {
     const int64_t heads = p->last > 0 ? p->together : p->batch * p->heads_kv;
-    const bool parted = p->group > 1 && call->left >= call->tokens_kv && call->right < call->tokens_kv;
-    if (heads == 0 || !parted || call->deterministic || heads * head_bytes(p) <= (int64_t)device->l2) {
+    if (heads == 0 || p->group == 1 || !attn__backward_uneven(call) ||
+        heads * head_bytes(p) <= (int64_t)device->l2) {
         return INT32_MAX;
     }
-    const int64_t most = RUN_BYTES / (attn__min(heads, clusters_of(call, device)) * p->group * p->dim * 8);
+    const int64_t at_work = attn__min(heads, clusters_of(call, device)) * p->group;
+    const int64_t most = RUN_BYTES / (at_work * p->dim * ATTN__BACKWARD_BYTES);
     const int64_t queries = attn__min(attn__min(RUN_QUERIES, GROUP_QUERIES / p->group), most);
     return (int32_t)attn__max(queries / v->queries, 1);
 }

@@ -21,31 +21,35 @@ enum {
     EMPTY = 3       /* so many tiles behind the end of a sequence cost one step */
 };
 
+/* More parts are more workspace: they must save so much. */
+static const double ENOUGH = 0.97;
+
 /* The tiles of keys of one head of one sequence: the longest, and all of them, in steps. */
 typedef struct head_steps {
     int64_t tiles;
     double longest, all;
 } head_steps;
 
-/* As work_of() (flash_backward_work.cuh) has it. */
-static int64_t steps_of(const attn__cuda_call *call, int64_t queries, int64_t keys, int64_t tile_queries,
-                        int64_t first_key, int64_t last_key)
+/* Of queries that see any of the keys from `first` to `last`: as work_of() (flash_backward_work.cuh) has it.
+ */
+static int64_t steps_of(const attn__cuda_call *call, const attn__backward_tiles *tiles, int64_t queries,
+                        int64_t keys, int64_t first, int64_t last)
 {
     const int64_t shift = call->shifted ? call->shift : keys - queries;
     const int64_t high = shift + attn__min(call->right, ATTN__TILE_FAR);
     const int64_t low = shift - attn__min(call->left, ATTN__TILE_FAR);
-    const int64_t from = attn__max(0, first_key - high), to = attn__min(queries - 1, last_key - low);
-    return to >= from ? to / tile_queries - from / tile_queries + 1 : 0;
+    const int64_t from = attn__max(0, first - high), to = attn__min(queries - 1, last - low);
+    return to >= from ? to / tiles->queries - from / tiles->queries + 1 : 0;
 }
 
-static head_steps head_of(const attn__cuda_call *call, int64_t queries, int64_t keys, int64_t tile_queries,
-                          int64_t tile_keys)
+static head_steps head_of(const attn__cuda_call *call, const attn__backward_tiles *tiles, int64_t queries,
+                          int64_t keys)
 {
-    head_steps head = {attn__ceil_div(keys, tile_keys), 0, 0};
+    head_steps head = {attn__ceil_div(keys, tiles->keys), 0, 0};
     const int64_t stride = attn__max(head.tiles / SAMPLES, 1);
     for (int64_t i = 0; i < head.tiles; i += stride) {
-        const int64_t first = i * tile_keys, last = attn__min(first + tile_keys, keys) - 1;
-        const double steps = (double)steps_of(call, queries, keys, tile_queries, first, last);
+        const int64_t first = i * tiles->keys, last = attn__min(first + tiles->keys, keys) - 1;
+        const double steps = (double)steps_of(call, tiles, queries, keys, first, last);
         head.longest = fmax(head.longest, steps);
         head.all += steps * (double)attn__min(stride, head.tiles - i);
     }
@@ -53,16 +57,15 @@ static head_steps head_of(const attn__cuda_call *call, int64_t queries, int64_t 
 }
 
 /*
- * What a step costs more if a part has `share` query heads.  Under a causal band the tiles of keys of a large
- * group part from each other, and lose what the L2 cache would else keep (flash_backward_work.cuh): beyond
- * four heads about 15 %.
+ * What a step costs more if a part has `share` query heads.  Tiles of keys of unequal length lose sight of
+ * each other at the heads of a large group, and with it what the L2 cache would keep
+ * (flash_backward_work.cuh): beyond four heads about 15 %.
  */
 static double step_of(const attn__cuda_call *call, const attn__backward_tiles *tiles, int64_t share)
 {
-    const bool parted = call->left >= call->tokens_kv && call->right < call->tokens_kv;
     const double bytes =
-        (double)(call->batch * call->heads_q) * (double)call->tokens_q * (double)tiles->dim * 8;
-    return parted && !call->deterministic && share > 4 && bytes > (double)tiles->l2 ? 1.15 : 1;
+        (double)(call->batch * call->heads_q * call->tokens_q) * (double)(tiles->dim * ATTN__BACKWARD_BYTES);
+    return attn__backward_uneven(call) && share > 4 && bytes > (double)tiles->l2 ? 1.15 : 1;
 }
 
 /* Steps until the last cluster is done, if each of `heads` has tiles like these, `share` times, and a tile
@@ -84,22 +87,24 @@ int64_t attn__flash_backward_parts(const attn__cuda_call *call, const attn__back
 {
     const int64_t batch = attn__max(call->batch, 1), group = call->heads_q / attn__max(call->heads_kv, 1);
     const int64_t heads = batch * call->heads_kv;
-    const head_steps longest = head_of(call, call->tokens_q, call->tokens_kv, tiles->queries, tiles->keys);
+    const head_steps longest = head_of(call, tiles, call->tokens_q, call->tokens_kv);
     head_steps typical = longest;
     if (call->cu_q != NULL) {
-        typical = head_of(call, call->most_q / batch, call->most_kv / batch, tiles->queries, tiles->keys);
+        typical = head_of(call, tiles, call->most_q / batch, call->most_kv / batch);
     }
+    const int64_t most = attn__min(group, INT32_MAX / 2 / attn__max(heads * longest.tiles, 1));
     int64_t best = 1;
-    double least = INFINITY;
-    const int64_t most = INT32_MAX / 2 / attn__max(heads * longest.tiles, 1);
-    for (int64_t parts = 1; parts <= attn__max(attn__min(group, most), 1); parts++) {
-        const int64_t share = group / parts;
-        const double each = TILE_STEPS + (parts > 1 ? PART_STEPS : 0);
-        const double time = time_of(&longest, &typical, heads * parts,
-                                    (double)share * step_of(call, tiles, share), each, tiles->clusters);
-        if (share * parts == group && time < 0.97 * least) {
-            best = parts;
-            least = time;
+    double least = time_of(&longest, &typical, heads, (double)group * step_of(call, tiles, group), TILE_STEPS,
+                           tiles->clusters);
+    for (int64_t parts = 2; parts <= most; parts++) {
+        if (group % parts == 0) {
+            const double share = (double)(group / parts) * step_of(call, tiles, group / parts);
+            const double time =
+                time_of(&longest, &typical, heads * parts, share, TILE_STEPS + PART_STEPS, tiles->clusters);
+            if (time < ENOUGH * least) {
+                best = parts;
+                least = time;
+            }
         }
     }
     return best;

@@ -15,6 +15,15 @@ typedef struct attn__backward_tiles {
     int64_t l2;            /* bytes of the cache */
 } attn__backward_tiles;
 
+/* Of Q, dO and the sum of dQ together, for each dim of a query. */
+enum { ATTN__BACKWARD_BYTES = 8 };
+
+/* Do tiles of keys meet unequal numbers of queries, as under a causal band, and add to dQ in any order? */
+static inline bool attn__backward_uneven(const attn__cuda_call *call)
+{
+    return call->left >= call->tokens_kv && call->right < call->tokens_kv && !call->deterministic;
+}
+
 /*
  * A divisor of the group.  Reads nothing of the call that may change between the calls of one plan: the
  * workspace depends on it.

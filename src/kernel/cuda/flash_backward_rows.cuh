@@ -6,8 +6,8 @@
  * METHOD.  A block takes one tile of queries of one head after the other.  Before: delta = rowsum(dO * O), or
  * the caller's, and - lse * log2(e), -inf where a row has no keys, both in the order in which the main
  * kernel's threads read them; and zeroes the tile's sum of dQ.  After: the sum, which lies as the
- * accumulators lay in their threads, times scale, goes to the rows of dQ;
- * and if a group was cut into parts, their dK and dV are added up, always in the same order.
+ * accumulators lay in their threads, times scale, goes to the rows of dQ; and if a group was cut into parts,
+ * their dK and dV are added up, always in the same order.
  *
  * COST.  Memory alone: before, dO and O read and 4 bytes a dim written; after, these read and dQ written, and
  * 4 bytes of each part read for a dim of dK and dV.

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few.c - the launcher of few-sm90 without a GPU: what it enqueues for random problems has room in the
- * workspace that a plan was told of, and ends with a merge where it must.
+ * enqueued_few.c - the launcher of few-sm90 without a GPU: what it enqueues for random problems has room in
+ * the workspace that a plan was told of, and ends with a merge where it must.
  */
 #include <setjmp.h>
 #include <stdarg.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * parts.c - into how many parts a group is cut for the gradients on Hopper: what was measured to be best, a
- * divisor always, the same for every call of a plan, and room for it in the plan's workspace.
+ * backward_parts.c - into how many parts a group is cut for the gradients on Hopper: what was measured to be
+ * within 5 % of the best, a divisor always, the same for every call of a plan, and room in its workspace.
  */
 #include <setjmp.h>
 #include <stdarg.h>
@@ -56,6 +56,18 @@ static void as_measured(void **state)
     }
 }
 
+/* Small problems with groups are cut, so that what compares gradients with fp64 meets parts. */
+static void small(void **state)
+{
+    (void)state;
+    attn__cuda_call call = call_of(2, 8, 2, 400, true);
+    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 4);
+    call.cu_q = call.cu_kv = &call.batch; /* nobody looks */
+    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 4);
+    call.deterministic = true;
+    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 4);
+}
+
 static void divides(void **state)
 {
     uint64_t seed = 1;
@@ -107,10 +119,8 @@ static void empty(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(as_measured),
-        cmocka_unit_test(divides),
-        cmocka_unit_test(same_for_every_call),
-        cmocka_unit_test(empty),
+        cmocka_unit_test(as_measured),         cmocka_unit_test(small), cmocka_unit_test(divides),
+        cmocka_unit_test(same_for_every_call), cmocka_unit_test(empty),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
