@@ -41,11 +41,11 @@ set(ATTN_KERNEL
 set(ATTN_KERNEL_NO_CUDA
     src/kernel/cuda_absent.c)
 set(ATTN_KERNEL_CUDA
+    src/kernel/cuda/backward_parts.c
     src/kernel/cuda/bf16x3_backward.c
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
     src/kernel/cuda/flash_backward.c
-    src/kernel/cuda/flash_backward_parts.c
     src/kernel/cuda/flash_forward.c
     src/kernel/cuda/flash_sm90.c
     src/kernel/cuda/fma_launch.c

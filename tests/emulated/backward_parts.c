@@ -12,13 +12,18 @@
 
 #include "check.h"
 #include "engine/engine.h"
+#include "kernel/cuda/backward_parts.h"
 #include "kernel/cuda/flash_backward_params.h"
-#include "kernel/cuda/flash_backward_parts.h"
 #include "kernel/cuda/rows.h"
 
 static const attn__cuda_device device = {.major = 9, .sms = 132, .l2 = 50 << 20};
-static const attn__backward_tiles tiles = {ATTN__BACKWARD_QUERIES_128, ATTN__BACKWARD_KEYS_128, 128, 132,
-                                           50 << 20};
+static const attn__backward_tiles tiles = {.queries = ATTN__BACKWARD_QUERIES_128,
+                                           .keys = ATTN__BACKWARD_KEYS_128,
+                                           .dim = 128,
+                                           .clusters = 132,
+                                           .l2 = 50 << 20,
+                                           .tile_steps = 8,
+                                           .part_steps = 8};
 
 static attn__cuda_call call_of(int64_t batch, int64_t heads_q, int64_t heads_kv, int64_t tokens, bool causal)
 {
@@ -52,7 +57,7 @@ static void as_measured(void **state)
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         const attn__cuda_call call =
             call_of(cases[i].batch, cases[i].heads_q, cases[i].heads_kv, cases[i].tokens, cases[i].causal);
-        assert_int_equal(attn__flash_backward_parts(&call, &tiles), cases[i].parts);
+        assert_int_equal(attn__cuda_backward_parts(&call, &tiles), cases[i].parts);
     }
 }
 
@@ -61,11 +66,11 @@ static void small(void **state)
 {
     (void)state;
     attn__cuda_call call = call_of(2, 8, 2, 400, true);
-    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 4);
+    assert_int_equal(attn__cuda_backward_parts(&call, &tiles), 4);
     call.cu_q = call.cu_kv = &call.batch; /* nobody looks */
-    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 4);
+    assert_int_equal(attn__cuda_backward_parts(&call, &tiles), 4);
     call.deterministic = true;
-    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 4);
+    assert_int_equal(attn__cuda_backward_parts(&call, &tiles), 4);
 }
 
 static void divides(void **state)
@@ -79,7 +84,7 @@ static void divides(void **state)
             call_of(check_between(&seed, 1, 40), group * heads_kv, heads_kv,
                     check_between(&seed, 1, (int64_t)1 << check_between(&seed, 1, 17)), i % 2 == 0);
         call.deterministic = check_between(&seed, 0, 1) == 1;
-        const int64_t parts = attn__flash_backward_parts(&call, &tiles);
+        const int64_t parts = attn__cuda_backward_parts(&call, &tiles);
         assert_true(parts >= 1 && parts <= group && group % parts == 0);
         cut += parts > 1;
     }
@@ -89,6 +94,8 @@ static void divides(void **state)
 /* A batch of any lengths has as many parts, whatever its totals, and not more workspace. */
 static void same_for_every_call(void **state)
 {
+    static const attn__cuda_kernel *const kernels[] = {&attn__cuda_flash_sm90, &attn__cuda_bf16x3_sm90,
+                                                       &attn__cuda_fma_sm90};
     uint64_t seed = 2;
     const int64_t any = 0;
     (void)state;
@@ -97,12 +104,15 @@ static void same_for_every_call(void **state)
         attn__cuda_call call =
             call_of(check_between(&seed, 1, 40), group, 1, check_between(&seed, 1, 9999), i % 2 == 0);
         call.cu_q = call.cu_kv = &any;
-        const int64_t parts = attn__flash_backward_parts(&call, &tiles);
-        const size_t planned = attn__cuda_flash_sm90.backward_workspace(&call, &device);
+        const attn__cuda_call planned = call;
         call.total_q = check_between(&seed, 0, call.total_q);
         call.total_kv = check_between(&seed, 0, call.total_kv);
-        assert_int_equal(attn__flash_backward_parts(&call, &tiles), parts);
-        assert_true(attn__cuda_flash_sm90.backward_workspace(&call, &device) <= planned);
+        assert_int_equal(attn__cuda_backward_parts(&call, &tiles),
+                         attn__cuda_backward_parts(&planned, &tiles));
+        for (size_t k = 0; k < sizeof kernels / sizeof kernels[0]; k++) {
+            assert_true(kernels[k]->backward_workspace(&call, &device) <=
+                        kernels[k]->backward_workspace(&planned, &device));
+        }
     }
 }
 
@@ -111,9 +121,9 @@ static void empty(void **state)
     attn__cuda_call call = call_of(1, 8, 1, 128, true);
     (void)state;
     call.tokens_q = call.tokens_kv = 0;
-    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 1);
+    assert_int_equal(attn__cuda_backward_parts(&call, &tiles), 1);
     call.batch = 0;
-    assert_int_equal(attn__flash_backward_parts(&call, &tiles), 1);
+    assert_int_equal(attn__cuda_backward_parts(&call, &tiles), 1);
 }
 
 int main(void)

@@ -28,7 +28,8 @@
     X(fma_backward_256, attn__fma_backward)                                                                  \
     X(fma_copy, attn__fma_copy)                                                                              \
     X(fma_before, attn__fma_rows)                                                                            \
-    X(fma_after, attn__fma_rows)
+    X(fma_after, attn__fma_rows)                                                                             \
+    X(fma_sum, attn__fma_sum)
 
 #define DECLARE(name, type)                                                                                  \
     extern "C" void name(type);                                                                              \

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bf16x3_backward.c - the gradients of the row "bf16x3-sm90": four tensors to parts in the workspace, then a
- * pass for dK and dV and one for dQ.  The same bits every time, always: nothing is added up in memory.
+ * pass for dK and dV, by parts of groups where key heads are few (backward_parts.h), and one for dQ.  The
+ * same bits every time, always: nothing is added up in memory but, in order, the sums of parts.
  */
 #include "kernel/cuda/fma_launch.h"
 
@@ -28,6 +29,8 @@ static void *take(size_t *bytes, void *base, int64_t count)
 
 typedef struct workspace_parts {
     attn__bf16x3_side queries, keys;
+    int64_t parts;  /* of each group */
+    float *dk, *dv; /* of several parts */
     float *delta;
     int32_t *stained;
     size_t bytes;
@@ -51,11 +54,28 @@ static attn__bf16x3_side take_side(size_t *bytes, void *base, const attn__cuda_c
     return side;
 }
 
-static workspace_parts lay_out(const attn__cuda_call *call, void *base)
+/* Fitted to measured times (docs/perf/cuda_f32.md). */
+static int64_t parts_of(const attn__cuda_call *call, const attn__cuda_device *device)
 {
+    const attn__fma_kernel *kernel = attn__fma_fitting(keys_kernels, call);
+    const attn__backward_tiles tiles = {
+        .queries = kernel->keys, .keys = kernel->queries, .tile_steps = 3, .part_steps = 3, .tail = 0.5};
+    return attn__fma_parts(call, device, kernel, tiles);
+}
+
+static workspace_parts lay_out(const attn__cuda_call *call, const attn__cuda_device *device, void *base)
+{
+    const int64_t parts = parts_of(call, device), rows = parts * call->heads_kv * call->total_kv;
     size_t bytes = 0;
     workspace_parts w = {.queries = take_side(&bytes, base, call, true),
-                         .keys = take_side(&bytes, base, call, false)};
+                         .keys = take_side(&bytes, base, call, false),
+                         .parts = parts};
+    if (parts > 1 && call->dk.data != NULL) {
+        w.dk = take(&bytes, base, rows * attn__fma_padded(call->dim_qk));
+    }
+    if (parts > 1 && call->dv.data != NULL) {
+        w.dv = take(&bytes, base, rows * attn__fma_padded(call->dim_v));
+    }
     w.delta = call->delta.data == NULL ? take(&bytes, base, call->total_q * call->heads_q) : NULL;
     w.stained = take(&bytes, base, 1);
     w.bytes = bytes;
@@ -64,8 +84,7 @@ static workspace_parts lay_out(const attn__cuda_call *call, void *base)
 
 size_t attn__bf16x3_backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    (void)device;
-    return lay_out(call, NULL).bytes;
+    return lay_out(call, device, NULL).bytes;
 }
 
 /* A tensor to its images in `to`, which is a side's x or y. */
@@ -99,7 +118,7 @@ static attn_status prepare(const attn__cuda_call *call, const attn__cuda_device 
     attn__fma_array delta = attn__fma_array_of(&call->delta, ATTN_F32);
     if (w->delta != NULL) {
         delta = attn__fma_dense(w->delta, call->heads_q, call->tokens_q, call->cu_q, call->total_q, 1);
-        attn__fma_rows rows = {.problem = attn__fma_problem_of(call),
+        attn__fma_rows rows = {.problem = attn__fma_problem_of(call, 1),
                                .o = attn__fma_array_of(&call->o, call->dtype_out),
                                .dout = attn__fma_array_of(&call->dout, ATTN_F32),
                                .delta = delta};
@@ -123,7 +142,7 @@ static attn_status launch_pass(const attn__cuda_call *call, const attn__cuda_dev
                                void *stream)
 {
     p->tiles = attn__ceil_div(tokens, kernel->queries);
-    p->items = p->tiles * p->rows.heads * call->batch;
+    p->items = p->tiles * p->heads * call->batch;
     if (p->items == 0 || (p->dx.data == NULL && p->dy.data == NULL)) {
         return ATTN_OK;
     }
@@ -135,21 +154,27 @@ static attn_status launch_pass(const attn__cuda_call *call, const attn__cuda_dev
 static attn_status backward_entered(const attn__cuda_call *call, const attn__cuda_device *device,
                                     void *workspace, void *stream)
 {
-    const workspace_parts w = lay_out(call, workspace);
-    attn__bf16x3_pass params = {.problem = attn__fma_problem_of(call),
+    const workspace_parts w = lay_out(call, device, workspace);
+    attn__bf16x3_pass params = {.problem = attn__fma_problem_of(call, w.parts),
                                 .rows = w.keys,
                                 .columns = w.queries,
-                                .dx = attn__fma_array_of(&call->dk, call->dtype_out),
-                                .dy = attn__fma_array_of(&call->dv, call->dtype_out),
+                                .heads = call->heads_kv * w.parts,
+                                .dx = attn__fma_parts_array(call, w.parts, w.dk, &call->dk, call->dim_qk),
+                                .dy = attn__fma_parts_array(call, w.parts, w.dv, &call->dv, call->dim_v),
                                 .dout = attn__fma_array_of(&call->dout, ATTN_F32),
                                 .lse = attn__fma_array_of(&call->lse, ATTN_F32),
                                 .stained = w.stained,
-                                .accumulate = call->accumulate};
+                                .accumulate = call->accumulate && w.parts == 1};
     ATTN__TRY(prepare(call, device, &w, stream));
     ATTN__TRY(
         launch_pass(call, device, attn__fma_fitting(keys_kernels, call), &params, call->tokens_kv, stream));
+    ATTN__TRY(attn__fma_add_parts(call, device, w.parts, w.dk, &call->dk, call->dim_qk, stream));
+    ATTN__TRY(attn__fma_add_parts(call, device, w.parts, w.dv, &call->dv, call->dim_v, stream));
+    params.problem = attn__fma_problem_of(call, 1);
+    params.accumulate = call->accumulate;
     params.rows = w.queries;
     params.columns = w.keys;
+    params.heads = call->heads_q;
     params.dx = attn__fma_array_of(&call->dq, call->dtype_out);
     params.dy.data = NULL;
     return launch_pass(call, device, attn__fma_fitting(queries_kernels, call), &params, call->tokens_q,

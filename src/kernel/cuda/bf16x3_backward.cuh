@@ -52,7 +52,7 @@ enum {
 static __device__ __forceinline__ void copy_rows(const attn__bf16x3_pass *p, const rows_item *it)
 {
     const int images = min((it->left + COLUMNS - 1) / COLUMNS, 2);
-    const int64_t from = image_at(p, false, it, it->head, it->row / COLUMNS);
+    const int64_t from = image_at(p, false, it, rows_head(p, it->head), it->row / COLUMNS);
     ptx_barrier_expect(at_shared(AT_ROWS_FULL), (uint32_t)(images * 2 * IMAGE));
 #pragma unroll 1
     for (int image = 0; image < images; image++) {

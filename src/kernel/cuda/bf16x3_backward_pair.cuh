@@ -54,7 +54,7 @@ PTX_INLINE bool has_x(void)
 static __device__ __forceinline__ void copy_rows(const attn__bf16x3_pass *p, const char *images, const rows_item *it)
 {
     const int count = min((it->left + COLUMNS - 1) / COLUMNS, 2);
-    const char *image = images + image_at(p, false, it, it->head, it->row / COLUMNS);
+    const char *image = images + image_at(p, false, it, rows_head(p, it->head), it->row / COLUMNS);
     ptx_barrier_expect(at_shared(AT_ROWS_FULL), (uint32_t)(count * IMAGE));
 #pragma unroll 1
     for (int n = 0; n < count; n++, image += ATTN__BF16X3_IMAGE(HEAD_DIM)) {

@@ -44,7 +44,8 @@ PTX_INLINE uint32_t at_shared(int offset)
 
 /* ---- items ---- */
 
-/* Rows of a head, and the tiles of columns that some of them see.  s: of rows and columns instead of queries and keys. */
+/* Rows of a head, and the tiles of columns that some of them see.  s: of rows and columns instead of queries and keys.  head: of
+ * the gradients; parts of a group have the same rows. */
 typedef struct rows_item {
     fma_sequence s;
     int64_t batch, head;
@@ -57,8 +58,8 @@ static __device__ __forceinline__ rows_item item_of(const attn__bf16x3_pass *p, 
 {
     const int64_t rest = item / p->tiles, tile = item % p->tiles;
     rows_item it;
-    it.head = rest % p->rows.heads;
-    it.batch = rest / p->rows.heads;
+    it.head = rest % p->heads;
+    it.batch = rest / p->heads;
     it.row = (int)(KEYS ? tile : p->tiles - 1 - tile) * ROWS;
     it.s = fma_sequence_of(&p->problem, it.batch);
     if (KEYS) {
@@ -71,7 +72,12 @@ static __device__ __forceinline__ rows_item item_of(const attn__bf16x3_pass *p, 
     it.tiles = it.left > 0 && from < to ? (to + COLUMNS - 1) / COLUMNS - it.tile : 0;
     return it;
 }
-/* Heads whose columns belong to a head of rows: from .. to */
+/* The head of the rows themselves; in 32 bits, since the copying thread has few registers. */
+static __device__ __forceinline__ int64_t rows_head(const attn__bf16x3_pass *p, int64_t head)
+{
+    return KEYS ? (uint32_t)head / (uint32_t)p->problem.parts : head;
+}
+/* Heads whose columns belong to a head of gradients: from .. to */
 static __device__ __forceinline__ int64_t first_head(const attn__bf16x3_pass *p, int64_t head)
 {
     const int64_t group = p->problem.heads_q / p->problem.heads_kv;

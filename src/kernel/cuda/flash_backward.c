@@ -15,8 +15,8 @@
 
 #include <string.h>
 
+#include "kernel/cuda/backward_parts.h"
 #include "kernel/cuda/flash_backward_params.h"
-#include "kernel/cuda/flash_backward_parts.h"
 #include "kernel/cuda/map.h"
 
 enum {
@@ -28,7 +28,9 @@ enum {
     LAST_BYTES = 24 << 20,
     RUN_QUERIES = 512,
     GROUP_QUERIES = 2048,
-    RUN_BYTES = 16 << 20
+    RUN_BYTES = 16 << 20,
+    TILE_STEPS = 8, /* of attn__backward_tiles */
+    PART_STEPS = 8
 };
 
 /* ---- shapes ---- */
@@ -79,9 +81,14 @@ static int64_t clusters_of(const attn__cuda_call *call, const attn__cuda_device 
 static int64_t parts_of(const attn__cuda_call *call, const attn__cuda_device *device)
 {
     const variant *v = variant_of(call);
-    const attn__backward_tiles tiles = {v->queries, v->keys, v->dim, clusters_of(call, device),
-                                        (int64_t)device->l2};
-    return attn__flash_backward_parts(call, &tiles);
+    const attn__backward_tiles tiles = {.queries = v->queries,
+                                        .keys = v->keys,
+                                        .dim = v->dim,
+                                        .clusters = clusters_of(call, device),
+                                        .l2 = (int64_t)device->l2,
+                                        .tile_steps = TILE_STEPS,
+                                        .part_steps = PART_STEPS};
+    return attn__cuda_backward_parts(call, &tiles);
 }
 
 /* Tiles of queries of one head, all sequences.  A ragged batch rounds each sequence up, by less than one

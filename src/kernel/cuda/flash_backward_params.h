@@ -36,7 +36,7 @@ typedef struct attn__backward_params {
         *turns;    /* deterministic: of each piece of dQ, the tiles of keys that have added theirs; or NULL */
     int32_t *next; /* the next tile of keys that no block has taken */
     float scale, scale_log2;
-    /* A group of query heads is cut into parts (flash_backward_parts.c), and each is a key head to the main
+    /* A group of query heads is cut into parts (backward_parts.c), and each is a key head to the main
      * kernel: heads_kv counts parts, and group the query heads of one. */
     int32_t batch, heads_q, heads_kv, group, parts;
     int32_t tokens_q, tokens_kv;         /* of a sequence, at most */

@@ -55,7 +55,7 @@ typedef struct keys_item {
     int cleaned_k, cleaned_q, cleaned_dout; /* there was what is not finite */
     int dead[2];                            /* of even and odd steps: there is a row without keys */
     fma_sequence s;
-    int64_t batch, head_kv, group;
+    int64_t batch, head, head_kv, group; /* head: of dK and dV; parts of a group have the same head_kv, of K and V */
     int key, tile;         /* the first key, the number of the tile */
     int highest, tiles, steps; /* the highest query tile, how many it takes, and that times the query heads */
 } keys_item;
@@ -65,7 +65,8 @@ static __device__ void take_item(keys_item *it, const attn__fma_backward *p)
     it->cleaned_k = it->cleaned_q = it->cleaned_dout = it->dead[0] = it->dead[1] = 0;
     it->item = (int64_t)atomicAdd(p->next, 1ull);
     const int64_t rest = it->item / p->problem.heads_kv;
-    it->head_kv = it->item % p->problem.heads_kv;
+    it->head = it->item % p->problem.heads_kv;
+    it->head_kv = it->head / p->problem.parts;
     it->batch = rest % p->problem.batch;
     it->tile = (int)(rest / p->problem.batch);
     it->key = it->tile * BLOCK_K;
@@ -79,7 +80,7 @@ static __device__ void take_item(keys_item *it, const attn__fma_backward *p)
 }
 PTX_INLINE int64_t step_head(const keys_item *it, int step)
 {
-    return it->head_kv * it->group + step / it->tiles;
+    return it->head * it->group + step / it->tiles;
 }
 PTX_INLINE int step_tile(const keys_item *it, int step)
 {
@@ -152,7 +153,7 @@ static __device__ float mend_key(const attn__fma_backward *p, const keys_item *i
                                  int key, int column, bool as_nan)
 {
     float x = 0.0f;
-    for (int64_t head = it->head_kv * it->group; head < (it->head_kv + 1) * it->group; head++) {
+    for (int64_t head = it->head * it->group; head < (it->head + 1) * it->group; head++) {
         for (int query = max(key - it->s.hi, 0); query <= min(key - it->s.lo, it->s.queries - 1); query++) {
             const int64_t token = it->s.first_q + query;
             const float y = ((const float *)
@@ -303,7 +304,7 @@ static __device__ __forceinline__ void put_keys(const attn__fma_backward *p, con
                                                 const attn__fma_array *array, int dim, const attn__fma_array *mended)
 {
     const int chunks = (dim + 3) / 4, rows = min(BLOCK_K, it->s.keys - it->key);
-    const int64_t at = it->batch * array->batch + it->head_kv * array->head + (it->s.first_kv + it->key) * array->token;
+    const int64_t at = it->batch * array->batch + it->head * array->head + (it->s.first_kv + it->key) * array->token;
 #pragma unroll 1
     for (int i = threadIdx.x; i < rows * chunks; i += THREADS) {
         const int row = i / chunks, column = i % chunks * 4;

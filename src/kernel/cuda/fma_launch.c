@@ -77,17 +77,13 @@ const attn__fma_kernel *attn__fma_fitting(const attn__fma_kernel *kernels, const
 /* ---- the workspace ---- */
 
 typedef struct fma_workspace {
-    float *q, *k, *v, *dout; /* fp32 copies of 16-bit inputs */
-    float *delta, *dq;
+    float *q, *k, *v, *dout;     /* fp32 copies of 16-bit inputs */
+    float *delta, *dq, *dk, *dv; /* dk, dv: of several parts of each group */
+    int64_t parts;
     int32_t *turns; /* of backward, and the counter before them */
     size_t turns_bytes;
     size_t bytes;
 } fma_workspace;
-
-static int64_t padded(int64_t dim)
-{
-    return attn__ceil_div(dim, 4) * 4;
-}
 
 /* The next `count` numbers of 4 bytes; base NULL: only counts. */
 static void *take(fma_workspace *w, void *base, int64_t count)
@@ -97,39 +93,53 @@ static void *take(fma_workspace *w, void *base, int64_t count)
     return memory;
 }
 
-static fma_workspace lay_out(const attn__cuda_call *call, bool backward, void *base)
+/* parts: 0 of the forward */
+static fma_workspace lay_out(const attn__cuda_call *call, int64_t parts, void *base)
 {
-    fma_workspace w = {0};
+    const bool backward = parts > 0;
+    fma_workspace w = {.parts = parts};
     const int64_t queries = call->total_q * call->heads_q, keys = call->total_kv * call->heads_kv;
     if (call->dtype != ATTN_F32) {
-        w.q = take(&w, base, queries * padded(call->dim_qk));
-        w.k = take(&w, base, keys * padded(call->dim_qk));
-        w.v = take(&w, base, keys * padded(call->dim_v));
-        w.dout = backward ? take(&w, base, queries * padded(call->dim_v)) : NULL;
+        w.q = take(&w, base, queries * attn__fma_padded(call->dim_qk));
+        w.k = take(&w, base, keys * attn__fma_padded(call->dim_qk));
+        w.v = take(&w, base, keys * attn__fma_padded(call->dim_v));
+        w.dout = backward ? take(&w, base, queries * attn__fma_padded(call->dim_v)) : NULL;
     }
     if (backward) {
         const int64_t tiles = attn__ceil_div(call->tokens_q, attn__fma_fitting(backwards, call)->queries);
         const int64_t turns = call->batch * call->heads_q * tiles + 2;
         w.delta = call->delta.data == NULL ? take(&w, base, queries) : NULL;
         if (call->dq.data != NULL && call->dtype_out != ATTN_F32) {
-            w.dq = take(&w, base, queries * padded(call->dim_qk));
+            w.dq = take(&w, base, queries * attn__fma_padded(call->dim_qk));
         }
+        const int64_t rows = parts * keys;
+        w.dk =
+            parts > 1 && call->dk.data != NULL ? take(&w, base, rows * attn__fma_padded(call->dim_qk)) : NULL;
+        w.dv =
+            parts > 1 && call->dv.data != NULL ? take(&w, base, rows * attn__fma_padded(call->dim_v)) : NULL;
         w.turns = take(&w, base, turns);
         w.turns_bytes = (size_t)turns * sizeof(int32_t);
     }
     return w;
 }
 
+static int64_t parts_of(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    const attn__fma_kernel *kernel = attn__fma_fitting(backwards, call);
+    const attn__backward_tiles tiles = {
+        .queries = kernel->queries, .keys = kernel->keys, .tile_steps = 1, .part_steps = 1};
+    return attn__fma_parts(call, device, kernel, tiles);
+}
+
 static size_t forward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
 {
     (void)device;
-    return lay_out(call, false, NULL).bytes;
+    return lay_out(call, 0, NULL).bytes;
 }
 
 static size_t backward_workspace(const attn__cuda_call *call, const attn__cuda_device *device)
 {
-    (void)device;
-    return lay_out(call, true, NULL).bytes;
+    return lay_out(call, parts_of(call, device), NULL).bytes;
 }
 
 /* ---- parameters ---- */
@@ -164,7 +174,7 @@ static int64_t bounded(int64_t x)
     return attn__max(-far, attn__min(x, far));
 }
 
-attn__fma_problem attn__fma_problem_of(const attn__cuda_call *call)
+attn__fma_problem attn__fma_problem_of(const attn__cuda_call *call, int64_t parts)
 {
     return (attn__fma_problem){
         .cu_q = call->cu_q,
@@ -176,7 +186,8 @@ attn__fma_problem attn__fma_problem_of(const attn__cuda_call *call)
         .shift = bounded(call->shift),
         .batch = call->batch,
         .heads_q = call->heads_q,
-        .heads_kv = call->heads_kv,
+        .heads_kv = call->heads_kv * parts,
+        .parts = (int32_t)parts,
         .shifted = call->shifted,
         .dim_qk = (int32_t)call->dim_qk,
         .dim_v = (int32_t)call->dim_v,
@@ -211,6 +222,43 @@ attn_status attn__fma_launch_rows(const attn__cuda_call *call, const attn__cuda_
     return attn__fma_launch(device, "fma_rows", &kernel, attn__min(blocks, most), params, stream);
 }
 
+/* ---- parts of a group ---- */
+
+int64_t attn__fma_parts(const attn__cuda_call *call, const attn__cuda_device *device,
+                        const attn__fma_kernel *kernel, attn__backward_tiles tiles)
+{
+    const int64_t sms = call->sms > 0 ? attn__min(call->sms, device->sms) : device->sms;
+    tiles.dim = kernel->dim;
+    tiles.clusters = attn__max(sms / attn__max(kernel->cluster, 1), 1);
+    tiles.l2 = INT64_MAX;
+    return attn__cuda_backward_parts(call, &tiles);
+}
+
+attn__fma_array attn__fma_parts_array(const attn__cuda_call *call, int64_t parts, float *memory,
+                                      const attn__cuda_tensor *tensor, int64_t dim)
+{
+    return memory == NULL ? attn__fma_array_of(tensor, call->dtype_out)
+                          : attn__fma_dense(memory, parts * call->heads_kv, call->tokens_kv, call->cu_kv,
+                                            call->total_kv, attn__fma_padded(dim));
+}
+
+attn_status attn__fma_add_parts(const attn__cuda_call *call, const attn__cuda_device *device, int64_t parts,
+                                float *memory, const attn__cuda_tensor *tensor, int64_t dim, void *stream)
+{
+    if (memory == NULL) {
+        return ATTN_OK;
+    }
+    attn__fma_sum params = {.problem = attn__fma_problem_of(call, parts),
+                            .parts = attn__fma_parts_array(call, parts, memory, tensor, dim),
+                            .to = attn__fma_array_of(tensor, call->dtype_out),
+                            .dim = (int32_t)dim,
+                            .accumulate = call->accumulate};
+    return attn__fma_launch_rows(call, device, "fma_sum", call->batch * call->heads_kv * call->tokens_kv,
+                                 &params, stream);
+}
+
+/* ---- launches of a pass ---- */
+
 /* The operand as fp32: itself, or its copy, which is enqueued. */
 static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
                            const attn__cuda_device *device, const attn__cuda_tensor *tensor, bool query,
@@ -232,8 +280,8 @@ static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
                              .heads = heads,
                              .tokens = ends != NULL ? total : tokens,
                              .dim = (int32_t)dim,
-                             .width = (int32_t)padded(dim)};
-    *array = attn__fma_dense(copy, heads, tokens, ends, total, padded(dim));
+                             .width = (int32_t)attn__fma_padded(dim)};
+    *array = attn__fma_dense(copy, heads, tokens, ends, total, attn__fma_padded(dim));
     return attn__fma_launch_rows(call, device, "fma_copy", params.batch * heads * params.tokens, &params,
                                  stream);
 }
@@ -241,9 +289,9 @@ static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
 static attn_status forward_entered(const attn__fma_kernel *kernel, const attn__cuda_call *call,
                                    const attn__cuda_device *device, void *workspace, void *stream)
 {
-    const fma_workspace w = lay_out(call, false, workspace);
+    const fma_workspace w = lay_out(call, 0, workspace);
     const int64_t tiles = attn__ceil_div(call->tokens_q, kernel->queries);
-    attn__fma_forward params = {.problem = attn__fma_problem_of(call),
+    attn__fma_forward params = {.problem = attn__fma_problem_of(call, 1),
                                 .o = attn__fma_array_of(&call->o, call->dtype_out),
                                 .lse = attn__fma_array_of(&call->lse, ATTN_F32),
                                 .tiles = tiles,
@@ -293,7 +341,7 @@ static attn_status prepare(attn__fma_backward *params, attn__fma_rows *rows, con
     params->dq = attn__fma_array_of(&call->dq, ATTN_F32);
     if (w->dq != NULL) {
         params->dq = attn__fma_dense(w->dq, call->heads_q, call->tokens_q, call->cu_q, call->total_q,
-                                     padded(call->dim_qk));
+                                     attn__fma_padded(call->dim_qk));
     }
     *rows = (attn__fma_rows){.problem = params->problem,
                              .o = attn__fma_array_of(&call->o, call->dtype_out),
@@ -321,16 +369,16 @@ static attn_status backward_entered(const attn__cuda_call *call, const attn__cud
                                     void *workspace, void *stream)
 {
     const attn__fma_kernel *kernel = attn__fma_fitting(backwards, call);
-    const fma_workspace w = lay_out(call, true, workspace);
-    const int64_t tiles = attn__ceil_div(call->tokens_kv, kernel->keys);
+    const int64_t parts = parts_of(call, device), tiles = attn__ceil_div(call->tokens_kv, kernel->keys);
+    const fma_workspace w = lay_out(call, parts, workspace);
     attn__fma_rows rows;
-    attn__fma_backward params = {.problem = attn__fma_problem_of(call),
-                                 .dk = attn__fma_array_of(&call->dk, call->dtype_out),
-                                 .dv = attn__fma_array_of(&call->dv, call->dtype_out),
+    attn__fma_backward params = {.problem = attn__fma_problem_of(call, parts),
+                                 .dk = attn__fma_parts_array(call, parts, w.dk, &call->dk, call->dim_qk),
+                                 .dv = attn__fma_parts_array(call, parts, w.dv, &call->dv, call->dim_v),
                                  .tiles_q = attn__ceil_div(call->tokens_q, kernel->queries),
                                  .tiles = tiles,
-                                 .items = tiles * call->batch * call->heads_kv,
-                                 .accumulate = call->accumulate,
+                                 .items = tiles * call->batch * call->heads_kv * parts,
+                                 .accumulate = call->accumulate && parts == 1,
                                  .turns = w.turns + 2,
                                  .next = (void *)w.turns};
     ATTN__TRY(prepare(&params, &rows, call, device, &w, stream));
@@ -339,6 +387,8 @@ static attn_status backward_entered(const attn__cuda_call *call, const attn__cud
         ATTN__CUDA_TRY(attn__cuda.memset_async((CUdeviceptr)w.turns, 0, w.turns_bytes, (CUstream)stream));
         ATTN__TRY(
             attn__fma_launch(device, kernel->name, kernel, attn__min(params.items, sms), &params, stream));
+        ATTN__TRY(attn__fma_add_parts(call, device, parts, w.dk, &call->dk, call->dim_qk, stream));
+        ATTN__TRY(attn__fma_add_parts(call, device, parts, w.dv, &call->dv, call->dim_v, stream));
     }
     if (w.dq == NULL) {
         return ATTN_OK;

@@ -20,6 +20,7 @@ typedef struct attn__fma_problem {
     int64_t tokens_q, tokens_kv;
     int64_t left, right, shift; /* finite: at most 2^60 */
     int64_t batch, heads_q, heads_kv;
+    int32_t parts; /* of dK and dV: each group is cut into so many, and heads_kv counts them all; else 1 */
     int32_t shifted;
     int32_t dim_qk, dim_v;
     float scale, factor; /* factor: scale / ln 2, for powers of 2 */
@@ -34,10 +35,11 @@ typedef struct attn__fma_forward {
 
 typedef struct attn__fma_backward {
     attn__fma_problem problem;
-    attn__fma_array q, k, v, dout, lse, delta, dk, dv;
+    attn__fma_array q, k, v, dout, lse, delta;
+    attn__fma_array dk, dv;   /* of all heads_kv */
     attn__fma_array dq;       /* fp32: the caller's, or a sum in the workspace */
     int64_t tiles_q, tiles;   /* query tiles of a query head, key tiles of a kv head */
-    int64_t items;            /* key tiles of all kv heads */
+    int64_t items;            /* key tiles of all heads_kv */
     int32_t accumulate;       /* dk and dv */
     int32_t *turns;           /* [batch][heads_q][tiles_q]: key tiles that have added to the query tile */
     unsigned long long *next; /* the first item that nobody has taken */
@@ -50,6 +52,13 @@ typedef struct attn__fma_rows {
     attn__fma_array sum, dq;        /* sum: fp32, as dq of above; before: becomes 0, unless data is NULL */
     int32_t accumulate;             /* after: dq += sum, else dq = sum */
 } attn__fma_rows;
+
+/* dK or dV, the sum of the fp32 parts of its heads, always in the same order. */
+typedef struct attn__fma_sum {
+    attn__fma_problem problem;
+    attn__fma_array parts, to;
+    int32_t dim, accumulate;
+} attn__fma_sum;
 
 /* Numbers of a tile in three parts of bf16: 64 rows of 64, 32 of 128 and of 256.  Bytes of its image: the
  * parts, and a number for each row. */
@@ -80,6 +89,7 @@ typedef struct attn__bf16x3_pass {
     attn__bf16x3_side rows, columns;
     attn__fma_array dx, dy, dout, lse; /* dx: of q or k; dy: of v, data may be NULL */
     const int32_t *stained;
+    int64_t heads;        /* of the rows' gradients */
     int64_t tiles, items; /* of a sequence's rows, as the kernel takes them; of all */
     int32_t accumulate;
     uint32_t zero; /* 0, which the compiler does not know */

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * fma_rows.cu - what goes before and after the fp32 kernels, bound by memory: copies of any tensor to aligned fp32,
- * delta = rowsum(o * dout) (section 3.1 of Dao et al., arXiv 2205.14135), and dQ from its fp32 sum.
+ * delta = rowsum(o * dout) (section 3.1 of Dao et al., arXiv 2205.14135), dQ from its fp32 sum, and dK and dV from those of the
+ * parts of a group.
  *
  * A warp takes a row at a time; the order of a row's sum does not depend on anything else.
  */
@@ -85,6 +86,27 @@ extern "C" __global__ void __launch_bounds__(THREADS) fma_after(const __grid_con
         for (int d = threadIdx.x % 32; d < p.problem.dim_qk; d += 32) {
             const float x = ((const float *)p.sum.data)[sum + d];
             fma_set(&p.dq, at + d, p.accumulate ? x + fma_get(&p.dq, at + d) : x);
+        }
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) fma_sum(const __grid_constant__ attn__fma_sum p)
+{
+    const int64_t tokens = p.problem.tokens_kv, heads = p.problem.heads_kv / p.problem.parts;
+    const int64_t rows = p.problem.batch * heads * tokens;
+    for (int64_t row = first_warp(); row < rows; row += all_warps()) {
+        const int64_t key = row % tokens, head = row / tokens % heads, batch = row / tokens / heads;
+        const fma_sequence s = fma_sequence_of(&p.problem, batch);
+        const int64_t at = row_at(&p.to, batch, head, s.first_kv + key);
+        const float *part =
+            (const float *)p.parts.data + row_at(&p.parts, batch, head * p.problem.parts, s.first_kv + key);
+        for (int d = threadIdx.x % 32; d < p.dim && key < s.keys; d += 32) {
+            float x = part[d];
+#pragma unroll 4
+            for (int i = 1; i < p.problem.parts; i++) {
+                x += part[i * p.parts.head + d];
+            }
+            fma_set(&p.to, at + d, p.accumulate ? x + fma_get(&p.to, at + d) : x);
         }
     }
 }

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * flash_backward_parts.c - into how many parts a group of query heads is cut for the gradients on Hopper.
+ * backward_parts.c - into how many parts a group of query heads is cut for the gradients on Hopper.
  *
  * METHOD.  A tile of keys meets the queries of all heads of its group, and one block does that.  Few key
  * heads have few tiles, and each is long: some multiprocessors have none, and under a causal mask the rest
@@ -8,17 +8,15 @@
  * the end.  What that costs is told in steps, as is the time: the longest tile, or what each multiprocessor
  * has to do, whichever is more.  The constants were fitted to measured times (docs/perf/cuda_bwd.md).
  */
-#include "kernel/cuda/flash_backward_parts.h"
+#include "kernel/cuda/backward_parts.h"
 
 #include <math.h>
 
 #include "kernel/cuda/params.h"
 
 enum {
-    SAMPLES = 64,   /* tiles of keys that are looked at */
-    TILE_STEPS = 8, /* what a tile's begin and end cost, in steps */
-    PART_STEPS = 8, /* and dK and dV, if they are one of several parts */
-    EMPTY = 3       /* so many tiles behind the end of a sequence cost one step */
+    SAMPLES = 64, /* tiles of keys that are looked at */
+    EMPTY = 3     /* so many tiles behind the end of a sequence cost one step */
 };
 
 /* More parts are more workspace: they must save so much. */
@@ -70,20 +68,20 @@ static double step_of(const attn__cuda_call *call, const attn__backward_tiles *t
 
 /* Steps until the last cluster is done, if each of `heads` has tiles like these, `share` times, and a tile
  * costs `each` besides. */
-static double time_of(const head_steps *longest, const head_steps *typical, int64_t heads, double share,
-                      double each, int64_t clusters)
+static double time_of(const attn__backward_tiles *tiles, const head_steps *longest, const head_steps *typical,
+                      int64_t heads, double share, double each)
 {
     const double empty = (double)(longest->tiles - typical->tiles) / EMPTY;
     const double all = (double)heads * (typical->all * share + (double)typical->tiles * each + empty);
     const double last = longest->longest * share + each;
     /* alike, they come in waves; else the shorter ones fill what the longer ones leave */
     if (longest->longest * (double)longest->tiles < 1.25 * longest->all) {
-        return last * (double)attn__ceil_div(heads * typical->tiles, clusters);
+        return last * (double)attn__ceil_div(heads * typical->tiles, tiles->clusters);
     }
-    return fmax(last, all / (double)clusters);
+    return fmax(last, all / (double)tiles->clusters + tiles->tail * last);
 }
 
-int64_t attn__flash_backward_parts(const attn__cuda_call *call, const attn__backward_tiles *tiles)
+int64_t attn__cuda_backward_parts(const attn__cuda_call *call, const attn__backward_tiles *tiles)
 {
     const int64_t batch = attn__max(call->batch, 1), group = call->heads_q / attn__max(call->heads_kv, 1);
     const int64_t heads = batch * call->heads_kv;
@@ -94,13 +92,13 @@ int64_t attn__flash_backward_parts(const attn__cuda_call *call, const attn__back
     }
     const int64_t most = attn__min(group, INT32_MAX / 2 / attn__max(heads * longest.tiles, 1));
     int64_t best = 1;
-    double least = time_of(&longest, &typical, heads, (double)group * step_of(call, tiles, group), TILE_STEPS,
-                           tiles->clusters);
+    double least = time_of(tiles, &longest, &typical, heads, (double)group * step_of(call, tiles, group),
+                           (double)tiles->tile_steps);
+    const double each = (double)(tiles->tile_steps + tiles->part_steps);
     for (int64_t parts = 2; parts <= most; parts++) {
         if (group % parts == 0) {
             const double share = (double)(group / parts) * step_of(call, tiles, group / parts);
-            const double time =
-                time_of(&longest, &typical, heads * parts, share, TILE_STEPS + PART_STEPS, tiles->clusters);
+            const double time = time_of(tiles, &longest, &typical, heads * parts, share, each);
             if (time < ENOUGH * least) {
                 best = parts;
                 least = time;
