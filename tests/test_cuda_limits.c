@@ -34,66 +34,75 @@ static attn_options options_of(bool backward, const char *kernel)
 
 /* ---- beyond 2^31 elements ---- */
 
-/* Two heads that lie far apart, in bytes that are copied to and from a tensor where they lie side by side. */
-enum { FAR_HEADS = 2 };
-static const int64_t far_apart = (INT64_C(1) << 31) + 64;
-
+/* A tensor whose sequences, heads or tokens lie so far apart that the last one begins beyond 2^31 elements,
+ * and one where they lie side by side, from and to which its bytes are copied. */
 typedef struct far_tensor {
     const cuda_tensor *near;
     char *block;
+    attn_tensor t;
+    int64_t count;       /* of what lies apart */
+    int64_t apart, size; /* bytes from one to the next; of one */
 } far_tensor;
 
-static attn_tensor far_open(far_tensor *x, const cuda_tensor *near, bool input)
+/* axis: which lies apart; those before it have one element. */
+static void far_open(far_tensor *x, const cuda_tensor *near, int axis, bool input)
 {
     const case_tensor *t = &near->host;
-    const int64_t row = t->size[3], size = (int64_t)attn_dtype_size(t->dtype);
-    const size_t head = (size_t)(t->size[2] * row * size);
-    void *block = NULL;
-    assert_int_equal(attn_cuda_alloc(cuda.gpu, &block, (size_t)(far_apart * size) + head), ATTN_OK);
-    *x = (far_tensor){near, block};
-    for (int h = 0; h < FAR_HEADS; h++) {
-        char *there = x->block + h * far_apart * size;
-        if (input) {
-            const char *from = near->block + CUDA_GUARD + (size_t)h * head;
-            assert_int_equal(attn_cuda_copy(cuda.gpu, there, from, head, NULL), ATTN_OK);
-        } else {
-            assert_int_equal(attn_cuda_fill(cuda.gpu, there, 0xff, head, NULL), ATTN_OK);
+    const int64_t bytes = (int64_t)attn_dtype_size(t->dtype), far = INT64_C(1) << 31;
+    *x = (far_tensor){.near = near, .count = t->size[axis]};
+    int64_t stride = 1;
+    for (int i = 3; i >= 0; i--) {
+        if (i == axis) {
+            x->size = stride * bytes;
+            stride = (far / (t->size[i] > 1 ? t->size[i] - 1 : 1) / 64 + 1) * 64;
+            x->apart = stride * bytes;
         }
+        x->t.stride[i] = stride;
+        stride *= t->size[i];
     }
-    return (attn_tensor){block, {FAR_HEADS * far_apart, far_apart, row, 1}};
+    void *block = NULL;
+    assert_int_equal(attn_cuda_alloc(cuda.gpu, &block, (size_t)((x->count - 1) * x->apart + x->size)),
+                     ATTN_OK);
+    x->t.data = x->block = block;
+    for (int64_t i = 0; i < x->count; i++) {
+        char *there = x->block + i * x->apart;
+        const char *from = near->block + CUDA_GUARD + i * x->size;
+        assert_int_equal(input ? attn_cuda_copy(cuda.gpu, there, from, (size_t)x->size, NULL)
+                               : attn_cuda_fill(cuda.gpu, there, 0xff, (size_t)x->size, NULL),
+                         ATTN_OK);
+    }
 }
 
 /* Brings an output to its near place, and ends. */
 static void far_close(far_tensor *x, bool output)
 {
-    const case_tensor *t = &x->near->host;
-    const size_t size = attn_dtype_size(t->dtype), head = (size_t)(t->size[2] * t->size[3]) * size;
-    for (int h = 0; h < FAR_HEADS && output; h++) {
-        char *to = x->near->block + CUDA_GUARD + (size_t)h * head;
-        const char *from = x->block + (int64_t)h * far_apart * (int64_t)size;
-        assert_int_equal(attn_cuda_copy(cuda.gpu, to, from, head, NULL), ATTN_OK);
+    for (int64_t i = 0; i < x->count && output; i++) {
+        char *to = x->near->block + CUDA_GUARD + i * x->size;
+        assert_int_equal(attn_cuda_copy(cuda.gpu, to, x->block + i * x->apart, (size_t)x->size, NULL),
+                         ATTN_OK);
     }
     assert_int_equal(attn_cuda_wait(cuda.gpu, NULL), ATTN_OK);
     attn_cuda_free(cuda.gpu, x->block);
 }
 
-static void try_far(cuda_case *c, bool backward, const attn_verdict *row)
+static void try_far(cuda_case *c, int axis, bool backward, const attn_verdict *row)
 {
     enum { Q, K, V, O, DOUT, DQ, DK, DV, ALL };
     const cuda_tensor *near[ALL] = {&c->q,    &c->k,  &c->v,  backward ? &c->given_o : &c->o,
                                     &c->dout, &c->dq, &c->dk, &c->dv};
     const int count = backward ? ALL : O + 1;
     far_tensor x[ALL];
-    attn_tensor t[ALL] = {{0}};
     const attn_options o = options_of(backward, row->name);
     cuda_case_reset(c, backward);
     for (int i = 0; i < count; i++) {
-        t[i] = far_open(&x[i], near[i], i <= V || (backward && i <= DOUT));
+        far_open(&x[i], near[i], axis, i <= V || (backward && i <= DOUT));
     }
     attn_io io = cuda_case_io(c);
     attn_gradients g = cuda_case_gradients(c);
-    io.q = g.q = t[Q], io.k = g.k = t[K], io.v = g.v = t[V], io.o = g.o = t[O];
-    g.dout = t[DOUT], g.dq = t[DQ], g.dk = t[DK], g.dv = t[DV];
+    io.q = g.q = x[Q].t, io.k = g.k = x[K].t, io.v = g.v = x[V].t, io.o = g.o = x[O].t;
+    if (backward) {
+        g.dout = x[DOUT].t, g.dq = x[DQ].t, g.dk = x[DK].t, g.dv = x[DV].t;
+    }
     const attn_status status =
         backward ? attn_backward(&c->problem, &g, &o) : attn_forward(&c->problem, &io, &o);
     for (int i = 0; i < count; i++) {
@@ -113,19 +122,27 @@ static void test_beyond_31_bits(void **state)
 {
     (void)state;
     attn_cuda_info info = ATTN_INIT(attn_cuda_info);
-    static const char *const problems[] = {"heads=2,tokens=200,dim=128,dtype=bf16,out=bf16,causal",
-                                           "heads=2,tokens=2,kv_tokens=700,dim=64,dtype=f16,out=f16"};
+    enum { BATCH, HEAD, TOKEN };
+    static const struct {
+        int axis;
+        const char *problem;
+    } cases[] = {{HEAD, "heads=2,tokens=200,dim=128,dtype=bf16,out=bf16,causal"},
+                 {HEAD, "heads=2,tokens=2,kv_tokens=700,dim=64,dtype=f16,out=f16"},
+                 {BATCH, "batch=2,heads=3,tokens=200,dim=64,dtype=f16,out=f16"},
+                 {BATCH, "batch=2,heads=1,tokens=9,kv_tokens=300,dim=128,dtype=bf16,out=bf16"},
+                 {TOKEN, "heads=1,tokens=200,dim=128,dtype=bf16,out=bf16,causal"},
+                 {TOKEN, "heads=1,tokens=3,kv_tokens=300,dim=64,dtype=f16,out=f16"}};
     assert_int_equal(attn_cuda_look(cuda.gpu, &info), ATTN_OK);
     if (cuda.small || info.memory_free < (size_t)45 << 30) {
         (void)printf("beyond 2^31 elements: skipped, for want of 45 GiB\n");
         skip();
     }
-    for (int i = 0; i < 2; i++) {
-        cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 20, .seed = 31};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        cuda_case c = {.problem = parse(cases[i].problem), .backward = true, .rows = 20, .seed = 31};
         cuda_case_open(&c);
         for (int k = 0; k < cuda.row_count; k++) {
-            try_far(&c, false, &cuda.rows[k]);
-            try_far(&c, true, &cuda.rows[k]);
+            try_far(&c, cases[i].axis, false, &cuda.rows[k]);
+            try_far(&c, cases[i].axis, true, &cuda.rows[k]);
         }
         cuda_case_close(&c);
     }
