@@ -85,6 +85,14 @@ static void far_close(far_tensor *x, bool output)
     attn_cuda_free(cuda.gpu, x->block);
 }
 
+/* The same where it lies side by side. */
+static attn_status run_near(const cuda_case *c, bool backward, const attn_options *o)
+{
+    const attn_io io = cuda_case_io(c);
+    const attn_gradients g = cuda_case_gradients(c);
+    return backward ? attn_backward(&c->problem, &g, o) : attn_forward(&c->problem, &io, o);
+}
+
 static void try_far(cuda_case *c, int axis, bool backward, const attn_verdict *row)
 {
     enum { Q, K, V, O, DOUT, DQ, DK, DV, ALL };
@@ -109,6 +117,8 @@ static void try_far(cuda_case *c, int axis, bool backward, const attn_verdict *r
         far_close(&x[i], i == O ? !backward : i >= DQ);
     }
     if (status == ATTN_EUNSUPPORTED) {
+        cuda_expect(run_near(c, backward, &o) == status, "%s takes it only where it lies near: %s", row->name,
+                    attn_last_error());
         cuda.refused++;
         return;
     }

@@ -6,7 +6,8 @@
  * heads have few tiles, and each is long: some multiprocessors have none, and under a causal mask the rest
  * end one by one.  So a group is cut into parts, each with tiles of its own, whose dK and dV are added up in
  * the end.  What that costs is told in steps, as is the time: the longest tile, or what each multiprocessor
- * has to do, whichever is more.  The constants were fitted to measured times (docs/perf/cuda_bwd.md).
+ * has to do and how long the last one is waited for, whichever is more.  The constants, here and of each
+ * kernel, were fitted to measured times (docs/perf/cuda_bwd.md, docs/perf/cuda_f32.md).
  */
 #include "kernel/cuda/backward_parts.h"
 

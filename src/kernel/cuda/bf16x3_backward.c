@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * bf16x3_backward.c - the gradients of the row "bf16x3-sm90": four tensors to parts in the workspace, then a
- * pass for dK and dV, by parts of groups where key heads are few (backward_parts.h), and one for dQ.  The
- * same bits every time, always: nothing is added up in memory but, in order, the sums of parts.
+ * pass for dK and dV, and one for dQ.  Where key heads are few, groups of heads are cut into parts, too
+ * (backward_parts.h).  The same bits every time, always: nothing is added up in memory but dK and dV of these,
+ * in order.
  */
 #include "kernel/cuda/fma_launch.h"
 
@@ -29,8 +30,8 @@ static void *take(size_t *bytes, void *base, int64_t count)
 
 typedef struct workspace_parts {
     attn__bf16x3_side queries, keys;
-    int64_t parts;  /* of each group */
-    float *dk, *dv; /* of several parts */
+    int64_t parts;  /* into which each group of heads is cut */
+    float *dk, *dv; /* of these, if there are several */
     float *delta;
     int32_t *stained;
     size_t bytes;

@@ -3,7 +3,7 @@
  * bf16x3_backward.cuh - gradients of attention of fp32 inputs on the tensor cores: each number is three of bf16, each product
  * six (bf16x3.cuh).
  *
- * METHOD.  Two passes over the pairs of queries and keys, so that nothing is added up in memory and the bits are the same every
+ * METHOD.  Two passes over the pairs of queries and keys, so that blocks add up nothing in memory and the bits are the same every
  * time.  In one a block keeps a tile of queries and their dO and goes through the keys that they see,
  *
  *     S = Q K^T   P = exp(S - lse)   dS = P * (dO V^T - delta)   dQ += dS K

@@ -257,7 +257,7 @@ attn_status attn__fma_add_parts(const attn__cuda_call *call, const attn__cuda_de
                                  &params, stream);
 }
 
-/* ---- launches of a pass ---- */
+/* ---- operands, and the forward ---- */
 
 /* The operand as fp32: itself, or its copy, which is enqueued. */
 static attn_status operand(attn__fma_array *array, const attn__cuda_call *call,
