@@ -2,8 +2,8 @@
 /*
  * bf16x3_backward.c - the gradients of the row "bf16x3-sm90": four tensors to parts in the workspace, then a
  * pass for dK and dV, and one for dQ.  Where key heads are few, groups of heads are cut into parts, too
- * (backward_parts.h).  The same bits every time, always: nothing is added up in memory but dK and dV of these,
- * in order.
+ * (backward_parts.h).  The same bits every time, always: nothing is added up in memory but dK and dV of
+ * these, in order.
  */
 #include "kernel/cuda/fma_launch.h"
 
