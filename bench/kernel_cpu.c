@@ -7,11 +7,11 @@
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
  * else, or products of bf16 tiles or pairs where the kernel uses these.  Each case runs a whole head, n
- * queries against n keys, again and again for S seconds; the best run counts, since what other work does is
- * noise from above.  Peak and case alternate.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the
- * heads out as [n, h, d], so that tokens lie H * d elements apart.  --backward times the gradients
- * instead: 2.5 times the FLOPs, all queries against one range of keys after the other (--range, or what the
- * kernel likes best), whose K, V, dK and dV stay in the caches; lse, delta: about a softmax of n keys.
+ * queries against n keys, again and again for S seconds, in turn with the peak; the best run counts, since
+ * what other work does is noise from above.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the heads
+ * out as [n, h, d].  --backward times the gradients instead: 2.5 times the FLOPs, all queries against one
+ * range of keys after the other (--range, or what the kernel likes best), whose K, V, dK and dV stay in the
+ * caches; lse, delta: about a softmax of n keys.
  *
  * THREADS.  With --threads T as many threads do all that at once, peak included, each on a head of its own;
  * rates are sums.  "scaling" is that sum over the rate of one thread alone, in turns in the same run.
@@ -47,6 +47,7 @@ enum { CHUNK = 1024 * 1024 };
 static const bench_case few_cases[] = {
     {ATTN_F32, 64, false},  {ATTN_F32, 128, false},  {ATTN_F16, 64, false}, {ATTN_F16, 128, false},
     {ATTN_BF16, 64, false}, {ATTN_BF16, 128, false}, {ATTN_F32, 80, false}, {ATTN_F32, 72, false},
+    {ATTN_F32, 256, false}, {ATTN_F32, 512, false},
 };
 
 static const bench_case cases[] = {

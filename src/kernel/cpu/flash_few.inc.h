@@ -7,7 +7,7 @@
  *
  *     Q        packed once per call, scale * log2(e) folded in; dims along the lanes
  *     for each tile of keys:
- *         for each block of keys, for each group of 4, 2 or 1 rows, or of 5 or 6 (AVX-512):
+ *         for each block of keys, for each group of 4, 2 or 1 rows, or of 3, 5 or 6 (AVX-512):
  *             S[row][key]  = Q K^T    dims along the lanes; VEC_LANES dot products in registers, their lanes
  *                                     added up together by a transposition (vec_sums)
  *         max, P = exp2(S - max), sum             keys along the lanes
@@ -30,7 +30,9 @@ enum {
     FEW_KEYS = 2048,                            /* of a tile, at most */
     FEW_BYTES = 512 * 1024,                     /* of K in a tile: turning from K to V takes time */
     FEW_BLOCK = 32,                             /* keys of a block; their values are a sum of their own */
-    FEW_BLOCK_BYTES = 16 * 1024,                /* of a block, for groups and strips find it in the L1 */
+    FEW_BLOCK_BYTES = 16 * 1024,                /* of a block, for groups and strips find it in the L1, */
+    FEW_TOUCH_BYTES = 4 * 1024,                 /* or of one whose rows the first strip touches */
+    FEW_LONG = 512,                             /* bytes of a row of V that may be touched in so many */
     FEW_COPY_KEYS = 64,                         /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,   /* in registers: enough to hide an FMA's latency */
     FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,     /* vectors of the processor */
@@ -168,11 +170,17 @@ typedef struct few_group {
     int64_t from[FEW_LARGE], to[FEW_LARGE];
 } few_group;
 
-/* Rows of the next group, of those that are left: groups of about the same size; 3 are a group of 4. */
-static int few_next(int64_t left)
+/* Do 3 rows, alone, keep pace with memory key after key, as 1 and 2 do?  Else they are a group of 4. */
+static bool few_three(int64_t rows)
 {
-    const int64_t rows = attn__ceil_div(left, attn__ceil_div(left, FEW_LARGE));
-    return rows == 3 ? FEW_GROUP : (int)rows;
+    return rows == 3 && VEC_LANES >= 16 && !attn__cpu_asks_l1();
+}
+
+/* Rows of the group that begins at `row`, of so many: groups of about the same size. */
+static int few_next(int64_t rows, int64_t row)
+{
+    const int64_t left = rows - row, m = attn__ceil_div(left, attn__ceil_div(left, FEW_LARGE));
+    return m == 3 && !few_three(rows) ? FEW_GROUP : (int)m;
 }
 
 /* All rows in groups; returns how many there are. */
@@ -182,7 +190,7 @@ static int few_split(const few_state *state, const few_tile *tile, few_group *gr
     int count = 0;
     for (int64_t row = 0; row < block->count; row += groups[count++].m) {
         few_group *group = &groups[count];
-        *group = (few_group){.row = row, .m = few_next(block->count - row)};
+        *group = (few_group){.row = row, .m = few_next(block->count, row)};
         for (int i = 0; i < group->m; i++) {
             const int64_t apart = block->first + attn__min(row + i, block->count - 1) - tile->first;
             group->from[i] = attn__min(tile->count, attn__max(0, apart + block->lo));
@@ -209,7 +217,9 @@ static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool ke
         return;
     }
     const int64_t size = few_size(rows->dtype), ahead = attn__cpu_ahead();
-    const bool many = m * (LINE / size / VEC_LANES) >= FEW_BUSY || (m >= FEW_GROUP && (keys || ahead > 0));
+    const bool strips = !keys && m > 2 && dim * size > FEW_LONG;
+    const bool many =
+        m * (LINE / size / VEC_LANES) >= FEW_BUSY || (m >= FEW_GROUP && (keys || ahead > 0)) || strips;
     const bool busy = count > 1 || many;
     const int64_t block = count > 1 || !keys ? few_block(dim, rows->dtype) * dim * size : 0;
     rows->l1 = attn__cpu_asks_l1() && block <= FEW_FAR;

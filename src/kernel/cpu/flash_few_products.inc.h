@@ -6,7 +6,7 @@
  * MEMORY.  What a processor foresees is one row of K or V after the other, each from its begin to its end.
  * So the loops over keys are outside and those over dims inside, one key at once.  Where the sums of V of all
  * dims do not fit into registers, those of one row stay in the L1 (few_wide); those of more rows are added up
- * in strips of dims, over a block of keys, whose rows the first strip touches in order.
+ * in strips of dims, over a small block of keys, whose rows the first strip touches in order.
  *
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
  * (few_set_ahead: busy), memory would wait: then the arithmetic carries requests for what lies far ahead,
@@ -90,7 +90,7 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
                         const char *k, int64_t dim, int64_t near)
 {
     enum { L = VEC_LANES };
-    const int turns = m < 4 ? 4 / m : 2;
+    const int turns = m == 1 ? 4 : 2;
     const int64_t size = few_size(dtype);
     vec sums[2 * FEW_LARGE];
     FLASH_UNROLL
@@ -220,6 +220,8 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
         few_scores_of(FEW_LARGE >= 5 ? 5 : 1, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 6) {
         few_scores_of(FEW_LARGE >= 6 ? 6 : 1, SQUARES, dtype, state, group, keys, from, to);
+    } else if (group->m == 3) {
+        few_scores_of(FEW_LARGE >= 5 ? 3 : 1, false, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
         few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, dtype, state, group, keys, from, to);
     } else {
@@ -367,6 +369,14 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
     }
 }
 
+/* Keys of V that are taken in strips of dims; few of them where these are touched, since memory has nothing
+ * to do while the strips after the first read the L1. */
+VEC_INLINE int64_t few_touched(int64_t dim, attn_dtype dtype)
+{
+    const int64_t bytes = dim * few_size(dtype);
+    return bytes > FEW_LONG ? 2 : attn__min(few_block(dim, dtype), FEW_TOUCH_BYTES / bytes);
+}
+
 /* A few keys after the others, which the L1 holds for the strips, and since errors grow with a sum's length.
  */
 VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_state *state,
@@ -374,9 +384,12 @@ VEC_INLINE void few_values_of(const int m, const attn_dtype dtype, const few_sta
 {
     const int fit = (FEW_REGISTERS - 1) / m - 1; /* beside m weights and a vector of V */
     const int most = fit < FEW_SUMS ? fit : FEW_SUMS;
+    const int64_t dim = state->block->dim_v;
+    const bool wide = dim > most * VEC_LANES, touched = wide && values->near == 0 && values->far == 0;
+    const int64_t block = m > 1 && touched ? few_touched(dim, dtype) : few_block(dim, dtype);
     for (int64_t end; from < to; from = end) {
-        end = attn__min(from + few_block(state->block->dim_v, dtype), to);
-        if (m == 1 && state->block->dim_v > most * VEC_LANES) {
+        end = attn__min(from + block, to);
+        if (m == 1 && wide) {
             few_wide(dtype, state, group->row, values, from, end);
         } else {
             few_strips(m, most, dtype, state, group, values, from, end);
@@ -393,6 +406,8 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const few_state *state, co
         few_values_of(FEW_LARGE >= 5 ? 5 : 1, dtype, state, group, values, from, to);
     } else if (group->m == 6) {
         few_values_of(FEW_LARGE >= 6 ? 6 : 1, dtype, state, group, values, from, to);
+    } else if (group->m == 3) {
+        few_values_of(FEW_LARGE >= 5 ? 3 : 1, dtype, state, group, values, from, to);
     } else if (group->m == 2) {
         few_values_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, group, values, from, to);
     } else {
