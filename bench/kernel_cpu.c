@@ -7,11 +7,10 @@
  *
  * METHOD.  The peak is measured in the same run: independent fused multiply-adds on registers and nothing
  * else, or products of bf16 tiles or pairs where the kernel uses these.  Each case runs a whole head, n
- * queries against n keys, again and again for S seconds, in turn with the peak; the best run counts, since
- * what other work does is noise from above.  FLOPs = 4 * n * n * d, half if causal.  --heads H lays the heads
- * out as [n, h, d].  --backward times the gradients instead: 2.5 times the FLOPs, all queries against one
- * range of keys after the other (--range, or what the kernel likes best), whose K, V, dK and dV stay in the
- * caches; lse, delta: about a softmax of n keys.
+ * queries against n keys, for S seconds, in turn with the peak; the best run counts, since what other work
+ * does is noise from above.  FLOPs = 4 * n * n * d, half if causal.  --heads H: they lie as [n, H, d].
+ * --backward times the gradients instead, 2.5 times the FLOPs: all queries against one range of keys after
+ * the other (--range, or what the kernel likes best), which stays in the caches; lse, delta: as of n keys.
  *
  * THREADS.  With --threads T as many threads do all that at once, peak included, each on a head of its own;
  * rates are sums.  "scaling" is that sum over the rate of one thread alone, in turns in the same run.
