@@ -322,6 +322,9 @@ static void test_bad_arguments(void **state)
     refuse(&c.problem, (io = good, io.dout.data = NULL, &io), NULL, ATTN_EINVAL, "dout");
     refuse(&c.problem, (io = good, io.lse.data = NULL, &io), NULL, ATTN_EINVAL, "lse");
     refuse(&c.problem, (io = good, io.o.data = NULL, &io), NULL, ATTN_EINVAL, "delta");
+    refuse(&c.problem, (io = good, io.dk.data = io.dv.data, &io), NULL, ATTN_EINVAL, "dk begins where dv");
+    refuse(&c.problem, (io = good, io.dq.data = io.dout.data, &io), NULL, ATTN_EINVAL,
+           "dq begins where dout");
     refuse(NULL, &good, NULL, ATTN_EINVAL, "problem");
     refuse(&c.problem, &good, (o = plain, o.workers = 2, &o), ATTN_EUNSUPPORTED, "workers");
     refuse(&c.problem, &good, (o = plain, o.spool = "folder", &o), ATTN_EUNSUPPORTED, "spool");

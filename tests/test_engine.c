@@ -367,6 +367,10 @@ static void test_bad_io(void **state)
     io = case_io(&c, 0, NULL, NULL);
     io.o.data = NULL;
     assert_int_equal(attn_execute(plan, &io, workspace), ATTN_EINVAL);
+    io = case_io(&c, 0, NULL, NULL);
+    io.o.data = (void *)(uintptr_t)io.v.data;
+    assert_int_equal(attn_execute(plan, &io, workspace), ATTN_EINVAL);
+    assert_non_null(strstr(attn_last_error(), "o begins where v does"));
     attn_plan_destroy(plan);
     attn_plan_destroy(NULL);
     case_close(&c);

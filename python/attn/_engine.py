@@ -209,7 +209,10 @@ class Plan:
             except RuntimeError as error:
                 ended.set()
                 raise OutOfMemory(f"no thread for the run: {error}") from error
-            ended.wait() # not Thread.join(), which an interrupt can leave too early (CPython issue 90882)
+            # Not Thread.join(), which an interrupt can leave too early (CPython issue 90882), and not one long
+            # wait, from which an interrupt wakes this thread only if the system gave the signal to it.
+            while not ended.wait(0.1):
+                pass
         except BaseException: # an interrupt: the caller's arrays are his again only when the run has ended
             watch.stop = True
             wait_out(ended)

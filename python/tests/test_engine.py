@@ -73,14 +73,18 @@ def test_exception_in_progress_stops_the_run():
     assert len(count) < 13
 
 
-def test_interrupt_stops_the_run():
-    """Ctrl-C while the main thread waits: the run ends at its next step, and KeyboardInterrupt is raised."""
+@pytest.mark.parametrize("to_whom", ["process", "thread of the run"])
+def test_interrupt_stops_the_run(to_whom):
+    """Ctrl-C while the main thread waits: the run ends at its next step, and KeyboardInterrupt is raised,
+    whichever thread the system gives the signal to."""
     steps = []
 
     def progress(event):
         steps.append(event)
-        if len(steps) == 1:
+        if len(steps) == 1 and to_whom == "process":
             os.kill(os.getpid(), signal.SIGINT)
+        elif len(steps) == 1:
+            signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         threading.Event().wait(0.05) # so that the interrupt comes before the last step
 
     with pytest.raises(KeyboardInterrupt):

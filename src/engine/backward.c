@@ -153,6 +153,7 @@ attn_status attn__gradients_open(attn_gradients *io, attn__sequences *s, const a
     if (from->q.data == NULL || from->k.data == NULL || from->v.data == NULL || from->dout.data == NULL) {
         return attn__fail(ATTN_EINVAL, "attn_gradients: give q, k, v and dout as tensors");
     }
+    ATTN__TRY(attn__gradients_apart(p, from));
     ATTN__TRY(attn__sequences_open(s, p, from->cu_seqlens_q, from->cu_seqlens_kv));
     int64_t queries = attn__sequences_tokens(s, ATTN_Q), keys = attn__sequences_tokens(s, ATTN_K);
     *io = *from;

@@ -196,6 +196,11 @@ attn_status attn__io_inputs(attn__memory_io *memory, const attn_problem *problem
 /* Inputs and outputs. *memory must stay where it is while the source or sink is used. */
 attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, const attn_io *io);
 
+/* Refuses a result that begins where another array does: the overlap that is easily made, and seen at once.
+ * Without queries or keys no array has anything that could be overwritten. */
+attn_status attn__io_apart(const attn_problem *problem, const attn_io *io);
+attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradients *io);
+
 /* ---- one execute ---- */
 
 typedef struct attn__run {

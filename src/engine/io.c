@@ -105,6 +105,44 @@ static attn_status check_merge(const attn_problem *problem, const attn_io *io)
     return ATTN_OK;
 }
 
+typedef struct named {
+    const char *name;
+    const void *data;
+} named;
+
+/* The first `written` of these arrays against all behind them. */
+static attn_status check_apart(const attn_problem *problem, const named *arrays, int count, int written)
+{
+    const bool empty = problem->tokens_q == 0 || problem->tokens_kv == 0;
+    for (int i = 0; i < written && !empty; i++) {
+        for (int j = i + 1; j < count && arrays[i].data != NULL; j++) {
+            if (arrays[i].data == arrays[j].data) {
+                return attn__fail(ATTN_EINVAL,
+                                  "%s begins where %s does: give it memory of its own, what is written must "
+                                  "not overlap what is read",
+                                  arrays[i].name, arrays[j].name);
+            }
+        }
+    }
+    return ATTN_OK;
+}
+
+attn_status attn__io_apart(const attn_problem *problem, const attn_io *io)
+{
+    const named arrays[] = {
+        {"o", io->o.data}, {"lse", io->lse.data}, {"q", io->q.data}, {"k", io->k.data}, {"v", io->v.data}};
+    return check_apart(problem, arrays, 5, 2);
+}
+
+attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradients *io)
+{
+    const named arrays[] = {{"dq", io->dq.data},      {"dk", io->dk.data},   {"dv", io->dv.data},
+                            {"q", io->q.data},        {"k", io->k.data},     {"v", io->v.data},
+                            {"o", io->o.data},        {"lse", io->lse.data}, {"dout", io->dout.data},
+                            {"delta", io->delta.data}};
+    return check_apart(problem, arrays, 10, 3);
+}
+
 static attn_status check_outputs(const attn_io *io)
 {
     if (io->sink != NULL && io->cu_seqlens_q != NULL) {
@@ -142,6 +180,7 @@ attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, 
 {
     ATTN__TRY(attn__io_inputs(memory, problem, io));
     ATTN__TRY(check_outputs(io));
+    ATTN__TRY(attn__io_apart(problem, io));
     if (io->merge) {
         ATTN__TRY(check_merge(problem, io));
     }
