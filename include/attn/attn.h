@@ -393,7 +393,8 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
 /*
  * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above.  The
  * more threads, the shorter the ranges of keys that they share, but sums over keys are made in a fixed order:
- * the bits do not depend on their number.  q, k, v, o, dout and the results must not overlap.
+ * the bits do not depend on their number.  q, k, v, o, dout and the results must not overlap: ATTN_EINVAL if
+ * a result begins where another of them does.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
                                                            void *workspace);
