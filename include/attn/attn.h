@@ -218,8 +218,9 @@ typedef struct attn_sink {
 typedef struct attn_io {
     size_t size;         /* sizeof(attn_io) */
     attn_tensor q, k, v; /* read when source is NULL */
-    attn_tensor o;       /* written when sink is NULL, in problem.dtype_out; must not overlap what is read */
+    attn_tensor o;       /* written when sink is NULL, in problem.dtype_out */
     attn_tensor lse;     /* fp32, likewise; data NULL: not wanted; stride[3] is ignored */
+    /* o and lse must not overlap any other array: ATTN_EINVAL if one begins where another does. */
     const attn_source *source;
     const attn_sink *sink;
     const int64_t *cu_seqlens_q, *cu_seqlens_kv; /* NULL: batch sequences of tokens_q and tokens_kv */

@@ -118,8 +118,8 @@ static attn_status check_apart(const attn_problem *problem, const named *arrays,
         for (int j = i + 1; j < count && arrays[i].data != NULL; j++) {
             if (arrays[i].data == arrays[j].data) {
                 return attn__fail(ATTN_EINVAL,
-                                  "%s begins where %s does: give it memory of its own, what is written must "
-                                  "not overlap what is read",
+                                  "%s begins where %s does: give it memory of its own, a result must not "
+                                  "overlap any other array",
                                   arrays[i].name, arrays[j].name);
             }
         }

@@ -26,13 +26,15 @@
 enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4,  /* rows that share a load, */
     FEW_LARGE = VEC_LANES < 16 ? FEW_GROUP : 6, /* or the last ones, if there are so many */
+    FEW_THREE = VEC_LANES >= 16,                /* are there groups of 3? */
     FEW_MOST = PANEL * 3 / 4,                   /* rows of a call */
     FEW_KEYS = 2048,                            /* of a tile, at most */
     FEW_BYTES = 512 * 1024,                     /* of K in a tile: turning from K to V takes time */
     FEW_BLOCK = 32,                             /* keys of a block; their values are a sum of their own */
     FEW_BLOCK_BYTES = 16 * 1024,                /* of a block, for groups and strips find it in the L1, */
-    FEW_TOUCH_BYTES = 4 * 1024,                 /* or of one whose rows the first strip touches */
-    FEW_LONG = 512,                             /* bytes of a row of V that may be touched in so many */
+    FEW_TOUCH_BYTES = 4 * 1024,                 /* or of one whose rows the first strip touches, */
+    FEW_LONG = 512,                             /* but of longer rows, in bytes, it has */
+    FEW_LONG_KEYS = 2,                          /* so many */
     FEW_COPY_KEYS = 64,                         /* of a tile that is gathered */
     FEW_SUMS = VEC_LANES < 8 ? VEC_LANES : 8,   /* in registers: enough to hide an FMA's latency */
     FEW_REGISTERS = VEC_ROWS > 6 ? 32 : 16,     /* vectors of the processor */
@@ -170,10 +172,11 @@ typedef struct few_group {
     int64_t from[FEW_LARGE], to[FEW_LARGE];
 } few_group;
 
-/* Do 3 rows, alone, keep pace with memory key after key, as 1 and 2 do?  Else they are a group of 4. */
+/* 3 rows alone keep pace with memory key after key, as 1 and 2 do; a Zen 5 was not
+ * tried, and keeps a group of 4, as other vectors do. */
 static bool few_three(int64_t rows)
 {
-    return rows == 3 && VEC_LANES >= 16 && !attn__cpu_asks_l1();
+    return FEW_THREE && rows == 3 && !attn__cpu_asks_l1();
 }
 
 /* Rows of the group that begins at `row`, of so many: groups of about the same size. */
@@ -217,9 +220,9 @@ static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool ke
         return;
     }
     const int64_t size = few_size(rows->dtype), ahead = attn__cpu_ahead();
-    const bool strips = !keys && m > 2 && dim * size > FEW_LONG;
+    const bool long_values = !keys && m > 2 && dim * size > FEW_LONG;
     const bool many =
-        m * (LINE / size / VEC_LANES) >= FEW_BUSY || (m >= FEW_GROUP && (keys || ahead > 0)) || strips;
+        m * (LINE / size / VEC_LANES) >= FEW_BUSY || (m >= FEW_GROUP && (keys || ahead > 0)) || long_values;
     const bool busy = count > 1 || many;
     const int64_t block = count > 1 || !keys ? few_block(dim, rows->dtype) * dim * size : 0;
     rows->l1 = attn__cpu_asks_l1() && block <= FEW_FAR;

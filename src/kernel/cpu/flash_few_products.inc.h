@@ -221,7 +221,7 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
     } else if (group->m == 6) {
         few_scores_of(FEW_LARGE >= 6 ? 6 : 1, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 3) {
-        few_scores_of(FEW_LARGE >= 5 ? 3 : 1, false, dtype, state, group, keys, from, to);
+        few_scores_of(FEW_THREE ? 3 : 1, false, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
         few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, dtype, state, group, keys, from, to);
     } else {
@@ -374,7 +374,7 @@ VEC_INLINE void few_wide(const attn_dtype dtype, const few_state *state, int64_t
 VEC_INLINE int64_t few_touched(int64_t dim, attn_dtype dtype)
 {
     const int64_t bytes = dim * few_size(dtype);
-    return bytes > FEW_LONG ? 2 : attn__min(few_block(dim, dtype), FEW_TOUCH_BYTES / bytes);
+    return bytes > FEW_LONG ? FEW_LONG_KEYS : attn__min(few_block(dim, dtype), FEW_TOUCH_BYTES / bytes);
 }
 
 /* A few keys after the others, which the L1 holds for the strips, and since errors grow with a sum's length.
@@ -407,7 +407,7 @@ VEC_INLINE void few_values_as(const attn_dtype dtype, const few_state *state, co
     } else if (group->m == 6) {
         few_values_of(FEW_LARGE >= 6 ? 6 : 1, dtype, state, group, values, from, to);
     } else if (group->m == 3) {
-        few_values_of(FEW_LARGE >= 5 ? 3 : 1, dtype, state, group, values, from, to);
+        few_values_of(FEW_THREE ? 3 : 1, dtype, state, group, values, from, to);
     } else if (group->m == 2) {
         few_values_of(FEW_GROUP >= 2 ? 2 : 1, dtype, state, group, values, from, to);
     } else {
