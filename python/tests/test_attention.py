@@ -181,6 +181,7 @@ REFUSED = [
     (ValueError, "no axis may be empty", lambda: attn.attention(Q[:, :, :0], K, V)),
     (ValueError, "dim is 600", lambda: attn.attention(*arrays((2, 600)))),
     (ValueError, "layout is 'nhd'", lambda: attn.attention(Q, K, V, layout="nhd")),
+    (ValueError, "o begins where q does", lambda: attn.attention(Q, K, V, out=Q)),
     (ValueError, r"layout is '\[1\]'", lambda: attn.attention(Q, K, V, layout=[1])),
     (ValueError, "window is -2", lambda: attn.attention(Q, K, V, window=-2)),
     (ValueError, "window is 'a'", lambda: attn.attention(Q, K, V, window="a")),
