@@ -133,8 +133,8 @@ cli_row_status cli_child_run(cli_child_fn work, const void *data, void *result, 
     int ends[2], ended = 0;
     cli_row_status status = CLI_ROW_FAILED;
     pid_t child = -1;
-    (void)fflush(
-        NULL); /* a child must hold nothing that is printed twice if its end flushes; ferror keeps an error */
+    /* A child must hold nothing that would be printed twice if its end flushes; ferror keeps an error. */
+    (void)fflush(NULL);
     if (pipe(ends) == 0) {
         child = fork();
         if (child == 0) {

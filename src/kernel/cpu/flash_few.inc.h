@@ -27,6 +27,7 @@ enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4,  /* rows that share a load, */
     FEW_LARGE = VEC_LANES < 16 ? FEW_GROUP : 6, /* or the last ones, if there are so many */
     FEW_THREE = VEC_LANES >= 16,                /* are there groups of 3? */
+    FEW_KNOWN = VEC_LANES >= 16,                /* and loops over dims that are known when compiled? */
     FEW_MOST = PANEL * 3 / 4,                   /* rows of a call */
     FEW_KEYS = 2048,                            /* of a tile, at most */
     FEW_BYTES = 512 * 1024,                     /* of K in a tile: turning from K to V takes time */
@@ -62,7 +63,8 @@ typedef struct few_rows {
     bool gathered;
     const char *at;
     int64_t token, near, far;
-    bool l1; /* the L1, not the L2, is asked for what lies far */
+    int64_t known; /* dims of K for which 4 or 5 rows have loops of their own, or 0 */
+    bool l1;       /* the L1, not the L2, is asked for what lies far */
 } few_rows;
 
 typedef struct few_tile {
@@ -213,6 +215,14 @@ static int64_t few_block(int64_t dim, attn_dtype dtype)
     return attn__min(FEW_BLOCK, attn__max(FEW_BLOCK_BYTES / (dim * few_size(dtype)), 8));
 }
 
+/* 4 or 5 rows alone keep pace with memory key after key, in products that are written out for so many dims; a
+ * loop over dims does not.  Where memory wants to be asked early (attn__cpu_ahead), nothing was won. */
+static bool few_known(const few_rows *rows, int64_t dim, int count, int m)
+{
+    return FEW_KNOWN && count == 1 && (m == 4 || m == 5) && rows->dtype == ATTN_F32 &&
+           (dim == 64 || dim == 128) && attn__cpu_ahead() == 0;
+}
+
 /* Decides what is asked for while `count` groups, the first of m rows, use these rows, of K (`keys`) or V. */
 static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool keys)
 {
@@ -220,10 +230,11 @@ static void few_set_ahead(few_rows *rows, int64_t dim, int count, int m, bool ke
         return;
     }
     const int64_t size = few_size(rows->dtype), ahead = attn__cpu_ahead();
+    rows->known = keys && few_known(rows, dim, count, m) ? dim : 0;
     const bool long_values = !keys && m > 2 && dim * size > FEW_LONG;
     const bool many =
         m * (LINE / size / VEC_LANES) >= FEW_BUSY || (m >= FEW_GROUP && (keys || ahead > 0)) || long_values;
-    const bool busy = count > 1 || many;
+    const bool busy = count > 1 || (many && rows->known == 0);
     const int64_t block = count > 1 || !keys ? few_block(dim, rows->dtype) * dim * size : 0;
     rows->l1 = attn__cpu_asks_l1() && block <= FEW_FAR;
     const int64_t far = rows->l1 ? attn__max(ahead, block) : FEW_FAR;

@@ -11,7 +11,8 @@
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
  * (few_set_ahead: busy), memory would wait: then the arithmetic carries requests for what lies far ahead,
  * even in time.  Strips of V, and keys of K that are taken several at once, are not read in order, but they
- * are asked for in order, a share by each group: memory is a third slower otherwise.
+ * are asked for in order, a share by each group: memory is a third slower otherwise.  Where the dims are
+ * known when compiled, 4 or 5 rows keep pace key after key (few_known).
  */
 VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
@@ -85,12 +86,13 @@ VEC_INLINE void few_dot(const int m, const attn_dtype dtype, const bool whole, v
 }
 
 /* sum[i] = q[i] . k, one key.  The vectors of dims take turns to add to several sums, so that an FMA does not
- * wait for the one before. */
-VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const float *q, int64_t q_row,
-                        const char *k, int64_t dim, int64_t near)
+ * wait for the one before; the sums of 4 rows are enough where nothing comes between, since dim is `known`.
+ */
+VEC_INLINE void few_key(const int m, const int64_t known, const attn_dtype dtype, vec *sum, const float *q,
+                        int64_t q_row, const char *k, int64_t dim, int64_t near)
 {
     enum { L = VEC_LANES };
-    const int turns = m == 1 ? 4 : 2;
+    const int turns = m == 1 ? 4 : known > 0 ? 1 : 2;
     const int64_t size = few_size(dtype);
     vec sums[2 * FEW_LARGE];
     FLASH_UNROLL
@@ -98,6 +100,10 @@ VEC_INLINE void few_key(const int m, const attn_dtype dtype, vec *sum, const flo
         sums[i] = vec_set(0.0f);
     }
     int64_t d = 0;
+    FLASH_UNROLL
+    for (; d < known; d += L) {
+        few_dot(m, dtype, true, sums, q + d, q_row, k, d * size, near, L);
+    }
     for (; d + turns * L <= dim; d += turns * L) {
         FLASH_UNROLL
         for (int t = 0; t < turns; t++) {
@@ -175,13 +181,14 @@ VEC_INLINE void few_store_sums(const int m, const int n, float *s, int64_t s_row
 }
 
 /* The scores of m rows and the keys from .. to, in steps of n: up to n - 1 scores behind them are those of
- * the last key. */
-VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype dtype, const few_state *state,
-                              const few_group *group, const few_rows *keys, int64_t from, int64_t to)
+ * the last key.  known: the dims, if they are known when compiled, or 0. */
+VEC_INLINE void few_scores_of(const int m, const bool square, const int64_t known, const attn_dtype dtype,
+                              const few_state *state, const few_group *group, const few_rows *keys,
+                              int64_t from, int64_t to)
 {
     enum { L = VEC_LANES };
     const int n = L / (m < FEW_GROUP ? m : FEW_GROUP);
-    const int64_t dim = state->block->dim_qk, q_row = state->q_row;
+    const int64_t dim = known > 0 ? known : state->block->dim_qk, q_row = known > 0 ? known : state->q_row;
     const float *q = state->q + group->row * q_row;
     float *s = state->p + group->row * state->p_row;
     flash_ask next = few_ask(dtype, group, keys, dim, from, to);
@@ -193,10 +200,10 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
             at[j] = keys->at + attn__min(key + j, to - 1) * keys->token;
             if (!square) {
                 vec sum[FEW_LARGE];
-                if (m >= FEW_GROUP) {
+                if (m >= FEW_GROUP && known == 0) {
                     ask(&next, few_lines(dtype), dim);
                 }
-                few_key(m, dtype, sum, q, q_row, at[j], dim, keys->near);
+                few_key(m, known, dtype, sum, q, q_row, at[j], dim, keys->near);
                 FLASH_UNROLL
                 for (int i = 0; i < m; i++) {
                     acc[i * n + j] = sum[i];
@@ -210,22 +217,37 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const attn_dtype d
     }
 }
 
+/* 4 rows or 5 key after key, if few_known says so. */
+VEC_INLINE void few_scores_known(const int m, const few_state *state, const few_group *group,
+                                 const few_rows *keys, int64_t from, int64_t to)
+{
+    if (keys->known == 64) {
+        few_scores_of(m, false, 64, ATTN_F32, state, group, keys, from, to);
+    } else {
+        few_scores_of(m, false, 128, ATTN_F32, state, group, keys, from, to);
+    }
+}
+
 VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, const few_group *group,
                               const few_rows *keys, int64_t from, int64_t to)
 {
     enum { SQUARES = VEC_LANES >= 16 }; /* fewer keys at once gain nothing */
-    if (group->m == 4) {
-        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, SQUARES, dtype, state, group, keys, from, to);
+    if (FEW_KNOWN && dtype == ATTN_F32 && group->m == 4 && keys->known > 0) {
+        few_scores_known(4, state, group, keys, from, to);
+    } else if (FEW_KNOWN && dtype == ATTN_F32 && group->m == 5 && keys->known > 0) {
+        few_scores_known(5, state, group, keys, from, to);
+    } else if (group->m == 4) {
+        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
     } else if (group->m == 5) {
-        few_scores_of(FEW_LARGE >= 5 ? 5 : 1, SQUARES, dtype, state, group, keys, from, to);
+        few_scores_of(FEW_LARGE >= 5 ? 5 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
     } else if (group->m == 6) {
-        few_scores_of(FEW_LARGE >= 6 ? 6 : 1, SQUARES, dtype, state, group, keys, from, to);
+        few_scores_of(FEW_LARGE >= 6 ? 6 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
     } else if (group->m == 3) {
-        few_scores_of(FEW_THREE ? 3 : 1, false, dtype, state, group, keys, from, to);
+        few_scores_of(FEW_THREE ? 3 : 1, false, 0, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
-        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, dtype, state, group, keys, from, to);
+        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, 0, dtype, state, group, keys, from, to);
     } else {
-        few_scores_of(1, false, dtype, state, group, keys, from, to);
+        few_scores_of(1, false, 0, dtype, state, group, keys, from, to);
     }
 }
 
