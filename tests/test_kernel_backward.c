@@ -416,7 +416,9 @@ static void test_table(void **state)
         const bool has = (*row)->backward != NULL;
         assert_true(((*row)->backward_tile_q != NULL) == has && ((*row)->backward_tile_k != NULL) == has &&
                     ((*row)->backward_step != NULL) == has && ((*row)->backward_scratch != NULL) == has);
-        assert_true(!has || ((*row)->backward_tile_k(&shape) >= 1 && (*row)->backward_step(&shape) >= 1));
+        if (attn__kernel_refusal(*row, &shape) == NULL) { /* else its code may not run on this CPU */
+            assert_true((*row)->backward_tile_k(&shape) >= 1 && (*row)->backward_step(&shape) >= 1);
+        }
         if (!has) {
             assert_int_equal(attn__kernel_choose(&kernel, &shape, (*row)->name), ATTN_EUNSUPPORTED);
             assert_non_null(strstr(attn_last_error(), "gradients"));

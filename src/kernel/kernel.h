@@ -93,7 +93,8 @@ typedef struct attn__shape {
     bool backward;  /* gradients too */
 } attn__shape;
 
-/* One row of the kernel table. */
+/* One row of the kernel table.  No function of a row may be called, not even rejects, on a CPU without what
+ * the row needs: its whole file is compiled for that. */
 typedef struct attn__kernel {
     const char *name;                            /* "flash-avx2" */
     const char *summary;                         /* one line for attn info and --explain */
