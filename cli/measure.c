@@ -12,6 +12,9 @@
 #include <string.h>
 #include <sys/wait.h>
 #include <unistd.h>
+#ifdef __linux__
+#include <sys/prctl.h>
+#endif
 
 /* ---- rows ---- */
 
@@ -127,17 +130,31 @@ static cli_row_status explain_death(int status, char *text, size_t size)
     return killed ? CLI_ROW_OOM : CLI_ROW_FAILED;
 }
 
+/* In a child: it ends when its parent does, however that is ended.  A case that nobody waits for would go on
+ * computing beside whatever is measured next. */
+static void end_with(pid_t parent)
+{
+#ifdef __linux__
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+#endif
+    if (getppid() != parent) { /* ended before that */
+        _exit(1);
+    }
+}
+
 cli_row_status cli_child_run(cli_child_fn work, const void *data, void *result, size_t bytes, char *text,
                              size_t size)
 {
     int ends[2], ended = 0;
     cli_row_status status = CLI_ROW_FAILED;
     pid_t child = -1;
+    const pid_t parent = getpid();
     /* A child must hold nothing that would be printed twice if its end flushes; ferror keeps an error. */
     (void)fflush(NULL);
     if (pipe(ends) == 0) {
         child = fork();
         if (child == 0) {
+            end_with(parent);
             (void)close(ends[0]);
             memset(result, 0, bytes);
             work(data, result);

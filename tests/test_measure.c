@@ -10,9 +10,12 @@
 
 #include <cmocka.h>
 #include <math.h>
+#include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "check.h"
 #include "cli/cli.h"
@@ -113,6 +116,44 @@ static void test_child(void **state)
     number = SIGUSR1;
     assert_int_equal(cli_child_run(die, &number, &o, sizeof o, o.text, sizeof o.text), CLI_ROW_FAILED);
     assert_non_null(strstr(o.text, "signal"));
+}
+
+/* Says who it is, then waits; `data` is the pipe, of whose end only this process has a copy. */
+static void wait_for_ever(const void *data, void *result)
+{
+    const pid_t me = getpid();
+    (void)result;
+    if (write(*(const int *)data, &me, sizeof me) == (ssize_t)sizeof me) {
+        for (;;) {
+            (void)pause();
+        }
+    }
+}
+
+/* A case must not go on computing when the program that wants its result was killed. */
+static void test_child_ends_with_parent(void **state)
+{
+    int ends[2];
+    pid_t child;
+    (void)state;
+    assert_int_equal(pipe(ends), 0);
+    pid_t parent = fork();
+    if (parent == 0) {
+        outcome o;
+        (void)cli_child_run(wait_for_ever, &ends[1], &o, sizeof o, o.text, sizeof o.text);
+        _exit(0);
+    }
+    close(ends[1]);
+    assert_int_equal(read(ends[0], &child, sizeof child), sizeof child);
+    assert_int_equal(kill(parent, SIGTERM), 0);
+    assert_int_equal(waitpid(parent, NULL, 0), parent);
+    struct pollfd end = {.fd = ends[0], .events = POLLIN};
+    const bool ended = poll(&end, 1, 20000) == 1; /* the last copy of the other end is closed */
+    if (!ended) {
+        (void)kill(child, SIGKILL);
+    }
+    close(ends[0]);
+    assert_true(ended);
 }
 
 /* ---- contestants and the peak ---- */
@@ -326,10 +367,15 @@ static void test_slopes_wrong(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_spread),       cmocka_unit_test(test_words),
-        cmocka_unit_test(test_choices),      cmocka_unit_test(test_child),
-        cmocka_unit_test(test_contestants),  cmocka_unit_test(test_peak),
-        cmocka_unit_test(test_softmax),      cmocka_unit_test(test_slopes_right),
+        cmocka_unit_test(test_spread),
+        cmocka_unit_test(test_words),
+        cmocka_unit_test(test_choices),
+        cmocka_unit_test(test_child),
+        cmocka_unit_test(test_child_ends_with_parent),
+        cmocka_unit_test(test_contestants),
+        cmocka_unit_test(test_peak),
+        cmocka_unit_test(test_softmax),
+        cmocka_unit_test(test_slopes_right),
         cmocka_unit_test(test_slopes_wrong),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
