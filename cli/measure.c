@@ -130,14 +130,14 @@ static cli_row_status explain_death(int status, char *text, size_t size)
     return killed ? CLI_ROW_OOM : CLI_ROW_FAILED;
 }
 
-/* In a child: it ends when its parent does, however that is ended.  A case that nobody waits for would go on
- * computing beside whatever is measured next. */
+/* In a child: it is killed when its parent ends, whatever ended that.  A case that nobody waits for would go
+ * on computing beside whatever is measured next. */
 static void end_with(pid_t parent)
 {
 #ifdef __linux__
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
 #endif
-    if (getppid() != parent) { /* ended before that */
+    if (getppid() != parent) { /* which ended before it was asked for */
         _exit(1);
     }
 }

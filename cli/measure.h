@@ -40,8 +40,8 @@ cli_spread cli_spread_of(double *values, int64_t count);
  * Runs work(data, result) in a child process, so that its peak memory is its own and its failure is its own
  * too, and brings back the `bytes` of result, whose first member is a cli_row_status, which is returned.  A
  * child that says nothing (killed for its memory, a crash) is OOM or FAILED, and text[size], a part of
- * result, tells why.  The child is killed when the caller ends, however it does (on Linux).  The caller must
- * not have used OpenMP: its threads do not survive a fork.
+ * result, tells why.  The child is killed when its parent ends, whatever ended that (on Linux).  The caller
+ * must not have used OpenMP: its threads do not survive a fork.
  */
 typedef void (*cli_child_fn)(const void *data, void *result);
 cli_row_status cli_child_run(cli_child_fn work, const void *data, void *result, size_t bytes, char *text,

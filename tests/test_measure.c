@@ -118,7 +118,7 @@ static void test_child(void **state)
     assert_non_null(strstr(o.text, "signal"));
 }
 
-/* Says who it is, then waits; `data` is the pipe, of whose end only this process has a copy. */
+/* Says who it is, then waits.  `data` is the end of a pipe, which only this process and its parent hold. */
 static void wait_for_ever(const void *data, void *result)
 {
     const pid_t me = getpid();
