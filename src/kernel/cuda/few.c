@@ -343,15 +343,6 @@ static merge merge_of(const cut *c, const attn__cuda_call *call, const attn__cud
     return m;
 }
 
-/* Shared memory of a block of few_merge.  Where there is a multiprocessor for each, so much that no two share
- * one: that which ends last is what all wait for. */
-static unsigned merge_shared(const merge *m, const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    const int64_t needed = m->parts * m->rows * merge_row_size(call);
-    const bool alone = m->tiles * m->row_blocks <= device->sms;
-    return (unsigned)(alone ? attn__max(needed, FEW_MERGE_ALONE) : needed);
-}
-
 static void fill(few_params *p, const cut *c, const merge *m, const attn__cuda_call *call,
                  const attn__cuda_device *device, void *workspace)
 {
@@ -431,7 +422,7 @@ static attn_status launch_merge(few_params *p, const merge *m, const attn__cuda_
     attn__cuda_launch launch = {
         .grid = {(unsigned)(m->tiles * m->row_blocks), 1, 1},
         .block = FEW_MERGE_THREADS,
-        .shared = merge_shared(m, call, device),
+        .shared = (unsigned)(m->parts * m->rows * merge_row_size(call)),
         .overlap = true,
         .stream = stream,
     };

@@ -13,7 +13,6 @@ enum {
     FEW_KEPT_SHARE = 128,       /* bytes: room for the few_share of a warp that keeps it in shared memory */
     FEW_MERGE_THREADS = 128,    /* of few_merge: it shares a multiprocessor with the blocks of few */
     FEW_MERGE_SUMS = 4,         /* floats: a row's maximum and sum of weights, and what fills 16 bytes */
-    FEW_MERGE_ALONE = 68 << 10, /* bytes: two blocks of few_merge with so much have no room beside few */
     FEW_MERGE_SHARED = 72 << 10 /* bytes, at most */
 };
 
