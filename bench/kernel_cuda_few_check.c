@@ -11,6 +11,7 @@
  */
 #include <string.h>
 
+#include "kernel/cuda/few_cut.h"
 #include "kernel_cuda_few.h"
 
 enum { SAMPLE = 192 };
@@ -174,6 +175,44 @@ static void choose_band(attn__cuda_call *a, uint64_t *seed)
     }
 }
 
+/* One head, four multiprocessors, and as many keys as give each a long share. */
+static void choose_long_shares(attn__cuda_call *a, uint64_t *seed)
+{
+    a->batch = a->heads_kv = 1;
+    a->heads_q = ONE_OF(seed, 1, 3, 8);
+    a->tokens_q = between(seed, 17, 64) / a->heads_q + 1;
+    a->dim_qk = a->dim_v = ONE_OF(seed, 128, 256, 96, 200);
+    a->sms = 4;
+    a->tokens_kv = ((int64_t)4 << 20) / (a->dim_qk + a->dim_v) + between(seed, 0, 3000);
+}
+
+/* The tensors of a chosen case, filled. */
+static void open_case(check_case *c, uint64_t *seed)
+{
+    attn__cuda_call *a = &c->call;
+    bool varlen = c->cu_q != NULL;
+    int64_t batch = varlen ? 1 : a->batch, nq = varlen ? a->total_q : a->tokens_q,
+            nkv = varlen ? a->total_kv : a->tokens_kv;
+    int odd = between(seed, 0, 3) == 0 ? 50 : 0;
+    open_twin(&c->q, batch, a->heads_q, nq, a->dim_qk, 2, seed);
+    open_twin(&c->k, batch, a->heads_kv, nkv, a->dim_qk, 2, seed);
+    open_twin(&c->v, batch, a->heads_kv, nkv, a->dim_v, 2, seed);
+    open_twin(&c->o, batch, a->heads_q, nq, a->dim_v, attn_dtype_size(a->dtype_out), seed);
+    open_twin(&c->lse, batch, a->heads_q, nq, 1, 4, seed);
+    if (varlen) {
+        c->q.strides.batch = c->k.strides.batch = c->v.strides.batch = c->o.strides.batch =
+            c->lse.strides.batch = 0;
+    }
+    fill_twin(c, &c->q, a->heads_q, c->cu_q, a->tokens_q, a->dim_qk, 0, seed);
+    fill_twin(c, &c->k, a->heads_kv, c->cu_kv, a->tokens_kv, a->dim_qk, odd * 40, seed);
+    fill_twin(c, &c->v, a->heads_kv, c->cu_kv, a->tokens_kv, a->dim_v, odd, seed);
+    if (odd == 0 && between(seed, 0, 2) == 0) {
+        add_slope(c, (double)ONE_OF(seed, 40, 200, 800, 3000, -200));
+    }
+    a->q = c->q.strides, a->k = c->k.strides, a->v = c->v.strides, a->o = c->o.strides,
+    a->lse = c->lse.strides;
+}
+
 static void make_case(check_case *c, int64_t number)
 {
     uint64_t seed = (uint64_t)number * 7919 + 1;
@@ -198,8 +237,12 @@ static void make_case(check_case *c, int64_t number)
     bool regular = between(&seed, 0, 4) == 0; /* such as are cut into pairs of blocks */
     if (regular) {
         a->batch = 1;
-        a->sms = 0;
-        a->tokens_kv = ONE_OF(&seed, 2048, 4096, 8192, 16384);
+        a->sms = (int)ONE_OF(&seed, 0, 0, 4, 8, 16);
+        a->tokens_kv = ONE_OF(&seed, 2048, 4096, 8192, 16384, 12345);
+    }
+    if (!regular && between(&seed, 0, 9) == 0) {
+        choose_long_shares(a, &seed);
+        regular = true;
     }
     a->total_q = a->batch * a->tokens_q;
     a->total_kv = a->batch * a->tokens_kv;
@@ -212,27 +255,7 @@ static void make_case(check_case *c, int64_t number)
         a->total_q = attn__max(c->cu_q[a->batch], 1);
         a->total_kv = attn__max(c->cu_kv[a->batch], 1);
     }
-    bool varlen = c->cu_q != NULL;
-    int64_t batch = varlen ? 1 : a->batch, nq = varlen ? a->total_q : a->tokens_q,
-            nkv = varlen ? a->total_kv : a->tokens_kv;
-    int odd = between(&seed, 0, 3) == 0 ? 50 : 0;
-    open_twin(&c->q, batch, a->heads_q, nq, a->dim_qk, 2, &seed);
-    open_twin(&c->k, batch, a->heads_kv, nkv, a->dim_qk, 2, &seed);
-    open_twin(&c->v, batch, a->heads_kv, nkv, a->dim_v, 2, &seed);
-    open_twin(&c->o, batch, a->heads_q, nq, a->dim_v, attn_dtype_size(a->dtype_out), &seed);
-    open_twin(&c->lse, batch, a->heads_q, nq, 1, 4, &seed);
-    if (varlen) {
-        c->q.strides.batch = c->k.strides.batch = c->v.strides.batch = c->o.strides.batch =
-            c->lse.strides.batch = 0;
-    }
-    fill_twin(c, &c->q, a->heads_q, c->cu_q, a->tokens_q, a->dim_qk, 0, &seed);
-    fill_twin(c, &c->k, a->heads_kv, c->cu_kv, a->tokens_kv, a->dim_qk, odd * 40, &seed);
-    fill_twin(c, &c->v, a->heads_kv, c->cu_kv, a->tokens_kv, a->dim_v, odd, &seed);
-    if (odd == 0 && between(&seed, 0, 2) == 0) {
-        add_slope(c, (double)ONE_OF(&seed, 40, 200, 800, 3000, -200));
-    }
-    a->q = c->q.strides, a->k = c->k.strides, a->v = c->v.strides, a->o = c->o.strides,
-    a->lse = c->lse.strides;
+    open_case(c, &seed);
 }
 
 static void close_case(check_case *c)
@@ -385,6 +408,9 @@ static int64_t compare_case(const check_case *c)
     return bad;
 }
 
+/* How many of the problems, of 64 rows, were two warpgroups' work. */
+static int64_t split;
+
 static bool check(int64_t number)
 {
     check_case c;
@@ -398,6 +424,7 @@ static bool check(int64_t number)
         close_case(&c);
         return false;
     }
+    split += attn__few_cut_of(a, device).split;
     size_t size = kernel->forward_workspace(a, device);
     void *workspace = device_memory(size), *again = malloc(c.o.bytes);
     run_case(&c, workspace, size);
@@ -428,6 +455,7 @@ int main(int argc, char **argv)
         wrong += !check(i);
         fflush(stdout);
     }
-    printf("%lld problems, %lld wrong\n", (long long)count, (long long)wrong);
+    printf("%lld problems (%lld by two warpgroups of 64 rows), %lld wrong\n", (long long)count,
+           (long long)split, (long long)wrong);
     return wrong > 0;
 }

@@ -45,6 +45,7 @@ set(ATTN_KERNEL_CUDA
     src/kernel/cuda/bf16x3_backward.c
     src/kernel/cuda/driver.c
     src/kernel/cuda/few.c
+    src/kernel/cuda/few_cut.c
     src/kernel/cuda/flash_backward.c
     src/kernel/cuda/flash_forward.c
     src/kernel/cuda/flash_sm90.c
@@ -79,12 +80,17 @@ set(ATTN_CUBINS
     src/kernel/cuda/few16_f16_256.cu
     src/kernel/cuda/few16_f16_64.cu
     src/kernel/cuda/few64_bf16_128.cu
+    src/kernel/cuda/few64_bf16_128_long.cu
     src/kernel/cuda/few64_bf16_256.cu
+    src/kernel/cuda/few64_bf16_256_long.cu
     src/kernel/cuda/few64_bf16_64.cu
     src/kernel/cuda/few64_f16_128.cu
+    src/kernel/cuda/few64_f16_128_long.cu
     src/kernel/cuda/few64_f16_256.cu
+    src/kernel/cuda/few64_f16_256_long.cu
     src/kernel/cuda/few64_f16_64.cu
     src/kernel/cuda/few_merge.cu
+    src/kernel/cuda/few_merge_direct.cu
     src/kernel/cuda/flash_backward_bf16_128.cu
     src/kernel/cuda/flash_backward_bf16_256.cu
     src/kernel/cuda/flash_backward_bf16_64.cu

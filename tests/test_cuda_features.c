@@ -291,13 +291,36 @@ static void test_fewer_multiprocessors(void **state)
     cuda_conclude();
 }
 
+/* Few multiprocessors have long shares of a cache, which few-sm90 gives to other kernels; whole steps, a
+ * rest, masks at either end. */
+static void test_long_shares(void **state)
+{
+    (void)state;
+    static const char *const problems[] = {
+        "heads=1,tokens=64,kv_tokens=12800,dim=128,dtype=bf16,out=bf16",
+        "heads=2,tokens=50,kv_tokens=13013,dim=128,dtype=f16,out=f16,causal",
+        "heads=16,kv_heads=2,tokens=5,kv_tokens=6501,dim=256,dtype=f16,out=f32,causal",
+        "heads=1,tokens=33,kv_tokens=7001,dim=256,dtype=bf16,out=bf16",
+        "heads=4,kv_heads=1,tokens=9,kv_tokens=15001,dim=120,dtype=bf16,out=bf16,window=14000:2",
+        "heads=8,kv_heads=1,tokens=6,kv_tokens=9001,dim=200,dtype=f16,out=f16,window=8000:0"};
+    for (int kind = CUDA_PLAIN; kind < CUDA_KINDS && !cuda.small; kind++) {
+        for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
+            const attn_options o = {.size = sizeof o, .sms = i == 1 || i == 2 ? 8 : 4};
+            const cuda_case c = {
+                .problem = parse(problems[i]), .kind = (cuda_kind)kind, .rows = 12, .seed = 11};
+            try_case(c, &o);
+        }
+    }
+    cuda_conclude();
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_unequal_lengths),       cmocka_unit_test(test_unequal_caches),
         cmocka_unit_test(test_full_sequences),        cmocka_unit_test(test_many_heads),
         cmocka_unit_test(test_blocks_of_keys),        cmocka_unit_test(test_gradient_options),
-        cmocka_unit_test(test_fewer_multiprocessors),
+        cmocka_unit_test(test_fewer_multiprocessors), cmocka_unit_test(test_long_shares),
     };
     return cuda_main(argc, argv, "cuda_features", tests, sizeof tests / sizeof tests[0]);
 }

@@ -31,12 +31,14 @@ typedef struct prepared {
     void *workspace;
 } prepared;
 
-static bool prepare(prepared *x, const cuda_case *c, bool backward, const char *kernel)
+/* sms: multiprocessors at most, or 0. */
+static bool prepare(prepared *x, const cuda_case *c, bool backward, const char *kernel, int sms)
 {
     attn_options o = {
         .size = sizeof o, .device = ATTN_CUDA, .gpu = cuda.gpu, .in_memory = 1, .backward = backward};
     o.kernel = kernel;
     o.deterministic = 1;
+    o.sms = sms;
     *x = (prepared){0};
     const attn_status status = attn_plan_create(&x->plan, &c->problem, &o);
     if (status == ATTN_EUNSUPPORTED) {
@@ -96,12 +98,12 @@ static void drop(bits *b)
     }
 }
 
-static void repeat(cuda_case *c, bool backward, const attn_verdict *row)
+static void repeat(cuda_case *c, bool backward, const attn_verdict *row, int sms)
 {
     const int times = cuda.small ? 10 : 1000;
     prepared x;
     bits first = {{NULL, NULL, NULL}};
-    if (!prepare(&x, c, backward, row->name)) {
+    if (!prepare(&x, c, backward, row->name, sms)) {
         return;
     }
     for (int i = 0; i < times; i++) {
@@ -125,19 +127,25 @@ static void repeat(cuda_case *c, bool backward, const attn_verdict *row)
 static void test_bits_repeat(void **state)
 {
     (void)state;
-    static const char *const problems[] = {
-        "batch=2,heads=8,tokens=515,dim=128,dtype=bf16,out=bf16,causal",
-        "heads=16,kv_heads=4,tokens=700,dim=64,dtype=f16,out=f16",
-        "heads=4,tokens=500,dim=256,dtype=bf16,out=bf16,causal",
-        "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
-        "heads=4,tokens=300,dim=64,dtype=f32",
-        "heads=4,tokens=300,dim=256,dtype=f32"};
+    static const struct {
+        const char *text;
+        int sms;
+    } problems[] = {
+        {"batch=2,heads=8,tokens=515,dim=128,dtype=bf16,out=bf16,causal", 0},
+        {"heads=16,kv_heads=4,tokens=700,dim=64,dtype=f16,out=f16", 0},
+        {"heads=4,tokens=500,dim=256,dtype=bf16,out=bf16,causal", 0},
+        {"heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16", 0},
+        {"heads=8,kv_heads=2,tokens=10,kv_tokens=9000,dim=128,dtype=bf16,out=bf16", 0},
+        {"heads=1,tokens=64,kv_tokens=12900,dim=128,dtype=bf16,out=bf16,causal", 4}, /* long shares */
+        {"heads=1,tokens=33,kv_tokens=7001,dim=256,dtype=f16,out=f16", 4},
+        {"heads=4,tokens=300,dim=64,dtype=f32", 0},
+        {"heads=4,tokens=300,dim=256,dtype=f32", 0}};
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
-        cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 6, .seed = i};
+        cuda_case c = {.problem = parse(problems[i].text), .backward = true, .rows = 6, .seed = i};
         cuda_case_open(&c);
         for (int k = 0; k < cuda.row_count; k++) {
-            repeat(&c, false, &cuda.rows[k]);
-            repeat(&c, true, &cuda.rows[k]);
+            repeat(&c, false, &cuda.rows[k], problems[i].sms);
+            repeat(&c, true, &cuda.rows[k], problems[i].sms);
         }
         cuda_case_close(&c);
     }
@@ -194,7 +202,7 @@ static void capture(cuda_case *c, bool backward, const attn_verdict *row, const 
     prepared x;
     bits eager = {{NULL, NULL, NULL}};
     void *stream = NULL, *graph = NULL;
-    if (!prepare(&x, c, backward, row->name)) {
+    if (!prepare(&x, c, backward, row->name, 0)) {
         return;
     }
     assert_int_equal(attn_cuda_stream_create(cuda.gpu, &stream), ATTN_OK);
@@ -225,6 +233,7 @@ static void test_graphs(void **state)
     static const char *const problems[] = {
         "batch=2,heads=4,kv_heads=2,tokens=300,dim=128,dtype=bf16,out=bf16,causal",
         "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
+        "heads=8,kv_heads=2,tokens=10,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
         "heads=2,tokens=200,dim=64,dtype=f32", "heads=2,tokens=200,dim=256,dtype=f32"};
     if (!find_graphs(&g)) {
         skip();

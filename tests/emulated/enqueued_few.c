@@ -23,6 +23,8 @@ static struct {
     int kernels;
     few_params params; /* of the last */
     size_t shared;     /* bytes, likewise */
+    unsigned threads;  /* of a block of the first */
+    int64_t grid;      /* blocks of the last */
 } enqueued;
 
 static CUresult function(CUfunction *found, CUmodule module, const char *name)
@@ -46,6 +48,8 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **param
 {
     (void)of, (void)extra;
     assert_true(config->gridDimX > 0);
+    enqueued.threads = enqueued.kernels == 0 ? config->blockDimX : enqueued.threads;
+    enqueued.grid = config->gridDimX;
     enqueued.kernels++;
     memcpy(&enqueued.params, params[0], sizeof enqueued.params);
     enqueued.shared = config->sharedMemBytes;
@@ -84,11 +88,28 @@ static attn_problem random_problem(uint64_t *seed)
     return p;
 }
 
-/* few_merge.cu has rows of parts in shared memory, and their maxima and sums of weights once more. */
+/* few_merge_direct.cu has a lane for each member and 4 columns of a row, and no shared memory. */
+static void direct_has_lanes(void)
+{
+    const few_params *p = &enqueued.params;
+    assert_true(p->each > 1 && p->each / (p->pairs ? 2 : 1) <= 2 * FEW_DIRECT);
+    assert_true(p->members == 1 || p->members == 2);
+    assert_true(p->merge_rows > 0);
+    assert_true(p->merge_rows * (p->dim_v / 4) * p->members <= FEW_MERGE_THREADS);
+}
+
+/* few_merge.cu has rows of parts in shared memory, and their maxima and sums of weights once more.  Both go
+ * on from a block's rows to those row_blocks further. */
 static void merge_has_room(void)
 {
     const few_params *p = &enqueued.params;
     const size_t row = (size_t)(FEW_PART_ROW(p->dim_v) + FEW_MERGE_SUMS) * sizeof(float);
+    assert_true(p->row_blocks > 0 && enqueued.grid % p->row_blocks == 0);
+    if (enqueued.shared == 0) {
+        assert_int_equal(enqueued.grid / p->row_blocks, p->batch * p->heads_kv * p->tiles);
+        direct_has_lanes();
+        return;
+    }
     assert_true(p->merge_rows > 0 && p->merge_parts > 0);
     assert_true(enqueued.shared >= (size_t)p->merge_parts * (size_t)p->merge_rows * row);
     assert_true(enqueued.shared <= FEW_MERGE_SHARED);
@@ -221,7 +242,7 @@ static void tiles_cut_alike(void **state)
             continue;
         }
         assert_int_equal(e->blocks, e->each * tiles);
-        assert_true(e->blocks <= FEW_BLOCKS(p.dim_qk, e->height) * device.sms);
+        assert_true(e->blocks <= FEW_BLOCKS(p.dim_qk, e->height, false) * device.sms);
         for (int64_t tile = 0; tile < e->tiles; tile++) {
             assert_true(keys_of_tile(&p, tile) > (e->each * FEW_LEAST - 1) * FEW_UNIT);
         }
@@ -257,13 +278,49 @@ static void shares_of_whole_stages(void **state)
     }
 }
 
+/* Which kernel a call takes: two warpgroups where a block's share is long, and what merges its parts. */
+static void long_shares_are_split(void **state)
+{
+    static _Alignas(16) char workspace[16];
+    static const struct {
+        int64_t heads_kv, group, tokens_q, tokens_kv, dim, sms;
+        bool split, direct;
+        int32_t blocks, members;
+    } cases[] = {
+        {16, 1, 64, 32768, 128, 0, true, true, 128, 1},  {8, 1, 64, 32768, 256, 0, true, true, 128, 1},
+        {32, 1, 64, 32768, 64, 0, false, true, 256, 1},  {8, 1, 64, 16384, 256, 0, false, true, 128, 1},
+        {8, 8, 8, 32768, 128, 0, false, true, 256, 1},   {8, 8, 8, 65536, 64, 0, false, true, 256, 2},
+        {8, 8, 4, 131072, 128, 0, true, true, 128, 1},   {8, 8, 2, 131072, 128, 0, false, false, 256, 1},
+        {8, 8, 16, 131072, 128, 0, false, true, 128, 1}, {2, 8, 8, 131072, 256, 0, true, false, 128, 1},
+        {8, 8, 8, 32768, 128, 64, true, true, 64, 1},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        attn_problem p = ATTN_INIT(attn_problem);
+        p.dtype = p.dtype_out = ATTN_BF16;
+        p.batch = 1, p.heads_kv = cases[i].heads_kv, p.heads_q = cases[i].heads_kv * cases[i].group;
+        p.tokens_q = cases[i].tokens_q, p.tokens_kv = cases[i].tokens_kv;
+        p.dim_qk = p.dim_v = cases[i].dim;
+        assert_int_equal(attn_problem_check(&p), ATTN_OK);
+        attn__cuda_call call = call_of(&p);
+        call.sms = (int)cases[i].sms;
+        enqueue(&call, workspace);
+        const few_params *e = &enqueued.params;
+        assert_int_equal(enqueued.kernels, 2);
+        assert_int_equal(enqueued.threads == FEW_THREADS(64, true), cases[i].split);
+        assert_int_equal(enqueued.shared == 0, cases[i].direct);
+        assert_int_equal(e->blocks, cases[i].blocks);
+        assert_int_equal(e->members, cases[i].members);
+        assert_true(!cases[i].split || e->pairs);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(workspace_for_every_call),
-        cmocka_unit_test(merged_where_cut),
-        cmocka_unit_test(tiles_cut_alike),
-        cmocka_unit_test(shares_of_whole_stages),
+        cmocka_unit_test(workspace_for_every_call), cmocka_unit_test(merged_where_cut),
+        cmocka_unit_test(tiles_cut_alike),          cmocka_unit_test(shares_of_whole_stages),
+        cmocka_unit_test(long_shares_are_split),
     };
     return cmocka_run_group_tests(tests, install, NULL);
 }

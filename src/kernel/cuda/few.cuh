@@ -6,7 +6,7 @@
  * METHOD.  The query heads of a kv head and their tokens are the rows of one tile, so that K and V are read
  * once for all of them; the keys are shared by all blocks (few_share.cuh; the idea of Flash-Decoding, Dao et
  * al. 2023, with the even cut of Stream-K, Osama et al., arXiv 2301.03598), and few_merge.cu merges what they
- * found.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one or two that
+ * found, or few_merge_direct.cu.  A block is a warp that lets the copy engine fill a ring of tiles of K and V in turn, one or two that
  * fetch the rows of Q of the next tile, and four or eight that compute:
  *
  *     S = Q K^T
@@ -16,7 +16,7 @@
  * A tile has room for FEW_HEIGHT rows.  Up to 16 each warp has all of them and a fourth of the keys, and multiplies by
  * itself (few_narrow.cuh).  64 rows are a warpgroup, whose products have as many whatever of them is used
  * (few_wide.cuh), 128 are two, which read each stage of the ring together, so that 128 rows cost memory no more than
- * one.
+ * one.  Where shares are long, 64 rows of 128 or 256 dims are two warpgroups, too (FEW_SPLIT, few_split.cuh).
  *
  * Two blocks live on a multiprocessor, so that one computes while the other waits; of 256 dims, which has
  * the time, or 128 rows, whose warpgroups do so, one.  Parts of 64 and 128 rows are large: where every tile has the same
@@ -30,29 +30,39 @@
  */
 #include "kernel/cuda/few_share.cuh"
 
+#ifndef FEW_SPLIT
+#define FEW_SPLIT 0
+#endif
+
 enum {
     DIM = FEW_DIM,
     NARROW = FEW_HEIGHT == 16,
-    KEYS = FEW_KEYS(DIM, FEW_HEIGHT),
-    STAGE = FEW_STAGE(DIM, FEW_HEIGHT), /* bytes */
-    WIDTH = STAGE / KEYS / 2,           /* dims of a stage, 64 or all: 128 bytes of all its keys, then the next 64 */
-    STAGES = FEW_STAGES(DIM, FEW_HEIGHT),
-    COMPUTING = FEW_COMPUTING(FEW_HEIGHT), /* threads */
+    SPLIT = FEW_SPLIT,
+    KEYS = FEW_KEYS(DIM, FEW_HEIGHT, SPLIT),
+    STAGE = FEW_STAGE(DIM, FEW_HEIGHT, SPLIT), /* bytes */
+    WIDTH = STAGE / KEYS / 2, /* dims of a stage, 64, 128 or all: 128 bytes of all its keys, then the next 64 */
+    STAGES = FEW_STAGES(DIM, FEW_HEIGHT, SPLIT),
+    COMPUTING = FEW_COMPUTING(FEW_HEIGHT, SPLIT), /* threads */
     WARPS = COMPUTING / 32,
-    OWN_COLUMNS = NARROW ? DIM / WARPS : DIM, /* of a tile, that a warp ends up with */
-    OWN_KEYS = NARROW ? KEYS / WARPS : KEYS,   /* of a stage, that a warp works on */
-    FELLOWS = NARROW ? 32 : COMPUTING,         /* threads that work on the same keys */
+    COLUMNS = SPLIT ? DIM / 2 : DIM, /* of a tile, whose sums a warp has */
+    OWN_COLUMNS = NARROW ? DIM / WARPS : COLUMNS, /* those that it ends up with */
+    OWN_KEYS = NARROW ? KEYS / WARPS : KEYS, /* of a stage, that a warp works on */
+    READERS = SPLIT ? WARPS / 2 : WARPS, /* warps that read a stage */
+    FELLOWS = NARROW ? 32 : SPLIT ? 128 : COMPUTING, /* threads that work on the same keys and columns */
     SCORES = NARROW ? OWN_KEYS / 2 : KEYS / 2, /* of a thread: of 16 rows in 32 threads */
     Q_ROWS = FEW_HEIGHT,
     Q_WARP_ROWS = Q_ROWS < 64 ? Q_ROWS : 64, /* of Q, that a warp fetches */
     Q_WARPS = Q_ROWS / Q_WARP_ROWS,
     Q_BYTES = Q_ROWS * DIM * 2,
     RING = Q_BYTES, /* where the ring begins, behind Q */
-    GATHER = RING + STAGES * STAGE,
-    BARRIERS = GATHER + FEW_GATHER(DIM, FEW_HEIGHT),
+    WEIGHTS = RING + STAGES * STAGE,
+    WEIGHTS_SIZE = FEW_WEIGHTS(DIM, SPLIT) / 2,
+    GATHER = WEIGHTS + FEW_WEIGHTS(DIM, SPLIT),
+    BARRIERS = GATHER + FEW_GATHER(DIM, FEW_HEIGHT, SPLIT),
     Q_BARRIERS = BARRIERS + STAGES * 16,
     PAIR_BARRIER = Q_BARRIERS + 16,
-    KEPT = PAIR_BARRIER + 16
+    KEPT = PAIR_BARRIER + 16,
+    TOPS = KEPT + FEW_KEPT(FEW_HEIGHT)
 };
 
 /* Of three warpgroups two compute, with registers of the third. */
@@ -73,73 +83,34 @@ enum {
 #include "kernel/cuda/few_narrow.cuh"
 #else
 #include "kernel/cuda/wgmma.cuh"
+#include "kernel/cuda/few_pair.cuh"
+#endif
+#if FEW_SPLIT
+#include "kernel/cuda/few_split.cuh"
+#else
+#if FEW_HEIGHT > 16
 #include "kernel/cuda/few_wide.cuh"
 #endif
-
-/* Two warpgroups are short of registers: a warp keeps its share in shared memory. */
-FEW few_share *keep_share(few_share *c, unsigned char *shared)
-{
-    few_share *kept = c;
-    if (FEW_HEIGHT == 128) {
-        static_assert(sizeof *c <= FEW_KEPT_SHARE, "a share has no room");
-        kept = (few_share *)(shared + KEPT + threadIdx.x / 32 * FEW_KEPT_SHARE);
-        *kept = *c;
-        __syncwarp();
-    }
-    return kept;
-}
-
-/* few_share_next() of what lanes may have in common. */
-FEW bool next_share(const few_params *p, few_share *c)
-{
-    few_share next = *c;
-    __syncwarp();
-    bool more = few_share_next(p, &next);
-    *c = next;
-    __syncwarp();
-    return more;
-}
-
-/* It does not wait for the kernel before: that the first Q is there says that it has ended. */
-FEW void compute_share(const few_params *p, few_share *c, unsigned char *shared)
-{
-    few_turn turn = {0, 0};
-    uint32_t parity = 0; /* of Q */
-    c = keep_share(c, shared);
-    do {
-        few_state s;
-        begin_tile(p, c, &s);
-        ptx_barrier_wait(ptx_shared(shared) + Q_BARRIERS, parity);
-        compute_tile(p, c, &s, shared, &turn);
-        parity ^= 1;
-        finish_tile(&s, shared);
-        if (c->at.first == 0 && c->last == c->at.tile.units) {
-            write_rows(p, c, &s);
-        } else if (p->pairs) {
-            write_half(p, c, &s, shared);
-        } else {
-            write_part(p, c, &s, blockIdx.x * 2 + (c->at.first == 0), first_column(), OWN_COLUMNS);
-        }
-    } while (next_share(p, c));
-}
+#include "kernel/cuda/few_tiles.cuh"
+#endif
 
 FEW void make_barriers(uint32_t shared)
 {
     for (uint32_t i = 0; i < STAGES; i++) {
         few_turn t = {i, 0};
         ptx_barrier_init(ring_barrier(shared, t), 1);
-        ptx_barrier_init(ring_barrier(shared, t) + 8, WARPS);
+        ptx_barrier_init(ring_barrier(shared, t) + 8, READERS);
     }
     ptx_barrier_init(shared + Q_BARRIERS, Q_WARPS * 32);
     ptx_barrier_init(shared + Q_BARRIERS + 8, WARPS);
     if (!NARROW) {
         ptx_barrier_init(shared + PAIR_BARRIER, 1);
-        ptx_barrier_expect(shared + PAIR_BARRIER, FEW_GATHER(DIM, FEW_HEIGHT));
+        ptx_barrier_expect(shared + PAIR_BARRIER, FEW_GATHER(DIM, FEW_HEIGHT, SPLIT));
     }
     ptx_barrier_init_fence();
 }
 
-extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM, FEW_HEIGHT))
+extern "C" __global__ void __maxnreg__(FEW_REGISTERS(DIM, FEW_HEIGHT, SPLIT))
     few(const __grid_constant__ few_params params)
 {
     extern __shared__ __align__(1024) unsigned char shared[];

@@ -32,12 +32,12 @@ FEW int share_end(const few_share *c)
 /* Keys from..from + keys - 1 of the tile's sequence, WIDTH of their dims from `dim` on, to a stage of the ring; boxes of
  * whole stages or of units, of 64 dims, which lie one behind the other. */
 FEW void load_stage(const few_params *p, const few_share *c, const few_map *whole, const few_map *unit,
-                    uint32_t shared, few_turn *t, int from, int keys, int dim, uint64_t policy)
+                    uint32_t shared, few_turn t, int from, int keys, int dim, uint64_t policy)
 {
-    uint32_t full = ring_barrier(shared, *t), to = shared + RING + t->stage * STAGE;
+    uint32_t full = ring_barrier(shared, t), to = shared + RING + t.stage * STAGE;
     int z = c->at.head, w = p->cu_kv != nullptr ? 0 : c->at.b;
     int y = (int)(c->at.sequence.k0 + from);
-    ptx_barrier_wait(full + 8, t->parity ^ 1);
+    ptx_barrier_wait(full + 8, t.parity ^ 1);
     if (keys > KEYS - FEW_UNIT) {
         ptx_barrier_expect(full, STAGE);
 #pragma unroll
@@ -55,7 +55,6 @@ FEW void load_stage(const few_params *p, const few_share *c, const few_map *whol
             }
         }
     }
-    turn_on(t, STAGES);
 }
 
 /* Asks for a few of the share's first keys, to the second-level cache, while the kernel before is at work: memory looks
@@ -68,22 +67,10 @@ FEW void find_pages(const few_params *p, const few_share *c)
     ptx_prefetch_tile_4d(&p->v_unit, 0, from, c->at.head, c->at.b);
 }
 
-FEW void load_share(const few_params *p, few_share *c, uint32_t shared)
+/* Other tiles read the same keys, or none does. */
+FEW uint64_t cache_policy(const few_params *p)
 {
-    few_turn turn = {0, 0};
-    uint64_t policy = p->tiles > 1 ? ptx_evict_normal() : ptx_evict_first(); /* other tiles read the same keys */
-    do {
-        int end = share_end(c);
-        for (int key = c->at.tile.lo + (int)c->at.first * FEW_UNIT; key < end; key += KEYS) {
-            int keys = min(end - key, (int)KEYS);
-            for (int dim = 0; dim < DIM; dim += WIDTH) {
-                load_stage(p, c, &p->k, &p->k_unit, shared, &turn, key, keys, dim, policy);
-            }
-            for (int dim = 0; dim < DIM; dim += WIDTH) {
-                load_stage(p, c, &p->v, &p->v_unit, shared, &turn, key, keys, dim, policy);
-            }
-        }
-    } while (few_share_next(p, c));
+    return p->tiles > 1 ? ptx_evict_normal() : ptx_evict_first();
 }
 
 /* ---- the warps that load Q ---- */

@@ -279,7 +279,7 @@ FEW void merge_rows(const few_params *p, const merge_tile *t, const merge_work *
     }
 }
 
-/* 8: no more than 64 registers, which is what few leaves on a multiprocessor. */
+/* 8: no more than FEW_MERGE_REGISTERS, which is what few leaves on a multiprocessor. */
 extern "C" __global__ void __launch_bounds__(FEW_MERGE_THREADS, 8)
     few_merge(const __grid_constant__ few_params params)
 {

@@ -6,7 +6,7 @@
 /* A thread's part of a tile: two rows 8 apart, of which it has 2 neighbours of every 8 columns.  most: what a row's
  * scores are taken relative to, its maximum or up to SLACK powers of 2 less. */
 typedef struct few_state {
-    float o[DIM / 2], most[2], sum[2];
+    float o[COLUMNS / 2], most[2], sum[2];
     int lo[2], hi[2]; /* keys that the rows see, of this share */
     int end;          /* of this share */
 } few_state;
@@ -14,7 +14,13 @@ typedef struct few_state {
 /* Of this warp's rows. */
 FEW int first_row()
 {
-    return NARROW ? 0 : (int)(threadIdx.x / 32) * 16;
+    return NARROW ? 0 : (int)(SPLIT ? threadIdx.x % 128 / 32 : threadIdx.x / 32) * 16;
+}
+
+/* The first of the columns that this warp has at the end. */
+FEW int first_column()
+{
+    return NARROW ? (int)(threadIdx.x / 32) * OWN_COLUMNS : SPLIT ? (int)(threadIdx.x / 128) * COLUMNS : 0;
 }
 
 FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
@@ -22,7 +28,7 @@ FEW void begin_tile(const few_params *p, const few_share *c, few_state *s)
     int lane = (int)(threadIdx.x % 32);
     s->end = share_end(c);
 #pragma unroll
-    for (int i = 0; i < DIM / 2; i++) {
+    for (int i = 0; i < COLUMNS / 2; i++) {
         s->o[i] = 0.0f;
     }
 #pragma unroll
@@ -52,31 +58,31 @@ FEW void mask(const few_state *s, float *scores, int key)
  * of 1, and far from the largest number of fp16. */
 enum { SLACK = 8 };
 
-/* Raises `most` of the rows that have a score more than SLACK above it to the greatest score; o and sums fade.  top:
- * the greatest scores that this thread has. */
-FEW void raise(few_state *s, const float *top)
+/* Raises `most` of row r to `most` if that is more than SLACK above it; o and sum fade. */
+FEW void raise(few_state *s, int r, float most)
 {
+    float fade = 1.0f;
+    if (most > s->most[r] + SLACK) {
+        fade = ptx_exp2(s->most[r] - most);
+        s->most[r] = most;
+    }
+    s->sum[r] *= fade;
 #pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float most = fmaxf(top[r], __shfl_xor_sync(~0u, top[r], 1)), fade = 1.0f;
-        most = fmaxf(most, __shfl_xor_sync(~0u, most, 2));
-        if (most > s->most[r] + SLACK) {
-            fade = ptx_exp2(s->most[r] - most);
-            s->most[r] = most;
-        }
-        s->sum[r] *= fade;
-#pragma unroll
-        for (int i = 0; i < DIM / 4; i++) {
-            s->o[i / 2 * 4 + 2 * r + i % 2] *= fade;
-        }
+    for (int i = 0; i < COLUMNS / 4; i++) {
+        s->o[i / 2 * 4 + 2 * r + i % 2] *= fade;
     }
 }
 
-/* Scores of the keys from `key` on to weights, which are added to the rows' sums.  Were every new maximum followed at
- * once, the sums of 16 rows would fade at most of the first hundred stages, and a warp's products wait for that. */
-FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *weights, int key, bool masked)
+/* The greatest of a row, from the greatest that each of its four threads has. */
+FEW float greatest(float top)
 {
-    float top[2] = {-INFINITY, -INFINITY}, used[2];
+    top = fmaxf(top, __shfl_xor_sync(~0u, top, 1));
+    return fmaxf(top, __shfl_xor_sync(~0u, top, 2));
+}
+
+/* Masks the scores of the keys from `key` on; top: the greatest that this thread has of each row, in powers of 2. */
+FEW void find_top(const few_params *p, const few_state *s, float *scores, int key, bool masked, float *top)
+{
     if (p->negate) {
         PTX_FORGET(); /* a branch, and not instructions that mostly do nothing */
 #pragma unroll
@@ -87,14 +93,30 @@ FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *wei
     if (masked) {
         mask(s, scores, key);
     }
+    top[0] = top[1] = -INFINITY;
 #pragma unroll
     for (int i = 0; i < SCORES; i++) {
         top[i / 2 % 2] = fmaxf(top[i / 2 % 2], scores[i]);
     }
     top[0] *= p->scale;
     top[1] *= p->scale;
-    if (__any_sync(~0u, top[0] > s->most[0] + SLACK || top[1] > s->most[1] + SLACK)) {
-        raise(s, top);
+}
+
+/* Has this thread a score that raises a row's `most`? */
+FEW bool raises(const few_state *s, const float *top)
+{
+    return top[0] > s->most[0] + SLACK || top[1] > s->most[1] + SLACK;
+}
+
+/* Scores of the keys from `key` on to weights, which are added to the rows' sums.  Were every new maximum followed at
+ * once, the sums of 16 rows would fade at most of the first hundred stages, and a warp's products wait for that. */
+FEW void softmax(const few_params *p, few_state *s, float *scores, uint32_t *weights, int key, bool masked)
+{
+    float top[2], used[2];
+    find_top(p, s, scores, key, masked, top);
+    if (__any_sync(~0u, raises(s, top))) {
+        raise(s, 0, greatest(top[0]));
+        raise(s, 1, greatest(top[1]));
     }
 #pragma unroll
     for (int r = 0; r < 2; r++) {
@@ -136,7 +158,7 @@ FEW bool unseen(const few_share *c, int end, int key)
 }
 
 /* Zeroes, among the OWN_KEYS keys of V from `key` on, what is not finite of keys that not all rows see; true
- * if some row sees such a key.  By all that have these keys in common. */
+ * if some row sees such a key.  By all that have these keys and columns in common. */
 FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
 {
     bool found = false;
@@ -156,14 +178,14 @@ FEW bool clean_values(const few_share *c, int end, unsigned char *v, int key)
         }
     }
     ptx_fence_async();
-    return NARROW ? __any_sync(~0u, found) : ptx_sync_or(1, COMPUTING, found);
+    return NARROW ? __any_sync(~0u, found) : ptx_sync_or(SPLIT ? 2 + (int)threadIdx.x / FELLOWS : 1, FELLOWS, found);
 }
 
 /* What clean_values() took out of the tile, to the rows that see it: the sum is then no number, or infinite,
  * whatever the weight. */
 FEW void add_values(const few_params *p, const few_share *c, few_state *s, int key)
 {
-    int column = 2 * (int)(threadIdx.x % 4), end = min(key + (int)OWN_KEYS, s->end);
+    int column = (SPLIT ? first_column() : 0) + 2 * (int)(threadIdx.x % 4), end = min(key + (int)OWN_KEYS, s->end);
     const uint16_t *values =
         (const uint16_t *)p->values.data + c->at.b * p->values.batch + c->at.head * p->values.head;
     for (int at = max(key, c->at.tile.lo); at < end; at++) {
@@ -172,7 +194,7 @@ FEW void add_values(const few_params *p, const few_share *c, few_state *s, int k
         }
         const uint16_t *row = values + (c->at.sequence.k0 + at) * p->values.token;
 #pragma unroll
-        for (int i = 0; i < DIM / 4; i++) {
+        for (int i = 0; i < COLUMNS / 4; i++) {
             int from = i / 2 * 8 + column + i % 2;
             uint16_t x = from < p->dim_v ? row[from] : 0;
             if (not_finite(x)) {
@@ -187,12 +209,6 @@ FEW void add_values(const few_params *p, const few_share *c, few_state *s, int k
 }
 
 /* ---- what becomes of a tile ---- */
-
-/* The first of the columns that this warp has at the end. */
-FEW int first_column()
-{
-    return NARROW ? (int)(threadIdx.x / 32) * OWN_COLUMNS : 0;
-}
 
 FEW few_row row_at(const few_params *p, const few_share *c, int row)
 {
@@ -278,11 +294,16 @@ FEW void write_empty(const few_params *p)
 }
 
 /* The stage is read: by one lane of each warp. */
-FEW void release(uint32_t shared, few_turn *t)
+FEW void give_back(uint32_t shared, few_turn t)
 {
     if (threadIdx.x % 32 == 0) {
-        ptx_barrier_arrive(ring_barrier(shared, *t) + 8);
+        ptx_barrier_arrive(ring_barrier(shared, t) + 8);
     }
+}
+
+FEW void release(uint32_t shared, few_turn *t)
+{
+    give_back(shared, *t);
     turn_on(t, STAGES);
 }
 

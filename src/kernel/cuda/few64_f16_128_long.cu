@@ -1,0 +1,14 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * few64_f16_128_long.cu - few.cuh for up to 64 rows of fp16, heads of up to 128 dims and long shares.
+ */
+#define FEW_HEIGHT   64
+#define FEW_SPLIT    1
+#define TYPE         "f16"
+#define FEW_DIM      128
+#define FEW_WGMMA_S  wgmma_64_ss
+#define FEW_WGMMA_O  wgmma_64_st
+#define FEW_PACK     ptx_pack_f16
+#define FEW_EXPONENT 0x7c00u
+#define FEW_WIDEN    ptx_unpack_f16
+#include "kernel/cuda/few.cuh"
