@@ -408,8 +408,8 @@ static int64_t compare_case(const check_case *c)
     return bad;
 }
 
-/* How many of the problems, of 64 rows, were two warpgroups' work. */
-static int64_t split;
+/* Problems whose tiles of 64 rows two warpgroups share. */
+static int64_t by_two_warpgroups;
 
 static bool check(int64_t number)
 {
@@ -424,7 +424,7 @@ static bool check(int64_t number)
         close_case(&c);
         return false;
     }
-    split += attn__few_cut_of(a, device).split;
+    by_two_warpgroups += attn__few_cut_of(a, device).split;
     size_t size = kernel->forward_workspace(a, device);
     void *workspace = device_memory(size), *again = malloc(c.o.bytes);
     run_case(&c, workspace, size);
@@ -455,7 +455,7 @@ int main(int argc, char **argv)
         wrong += !check(i);
         fflush(stdout);
     }
-    printf("%lld problems (%lld by two warpgroups of 64 rows), %lld wrong\n", (long long)count,
-           (long long)split, (long long)wrong);
+    printf("%lld problems (%lld with 64 rows by two warpgroups), %lld wrong\n", (long long)count,
+           (long long)by_two_warpgroups, (long long)wrong);
     return wrong > 0;
 }

@@ -278,32 +278,44 @@ static void shares_of_whole_stages(void **state)
     }
 }
 
-/* Which kernel a call takes: two warpgroups where a block's share is long, and what merges its parts. */
+/* Which kernel a call takes: two warpgroups where a block's share is long, and what merges its parts.  The
+ * problems of few multiprocessors are those of test_cuda_features.c and test_cuda_repeats.c, which mean to
+ * meet two warpgroups on a GPU. */
 static void long_shares_are_split(void **state)
 {
     static _Alignas(16) char workspace[16];
     static const struct {
-        int64_t heads_kv, group, tokens_q, tokens_kv, dim, sms;
+        const char *problem;
+        int sms; /* 0: all */
         bool split, direct;
         int32_t blocks, members;
     } cases[] = {
-        {16, 1, 64, 32768, 128, 0, true, true, 128, 1},  {8, 1, 64, 32768, 256, 0, true, true, 128, 1},
-        {32, 1, 64, 32768, 64, 0, false, true, 256, 1},  {8, 1, 64, 16384, 256, 0, false, true, 128, 1},
-        {8, 8, 8, 32768, 128, 0, false, true, 256, 1},   {8, 8, 8, 65536, 64, 0, false, true, 256, 2},
-        {8, 8, 4, 131072, 128, 0, true, true, 128, 1},   {8, 8, 2, 131072, 128, 0, false, false, 256, 1},
-        {8, 8, 16, 131072, 128, 0, false, true, 128, 1}, {2, 8, 8, 131072, 256, 0, true, false, 128, 1},
-        {8, 8, 8, 32768, 128, 64, true, true, 64, 1},
+        {"heads=16,tokens=64,kv_tokens=32768,dim=128", 0, true, true, 128, 1},
+        {"heads=8,tokens=64,kv_tokens=32768,dim=256", 0, true, true, 128, 1},
+        {"heads=32,tokens=64,kv_tokens=32768,dim=64", 0, false, true, 256, 1},
+        {"heads=8,tokens=64,kv_tokens=16384,dim=256", 0, false, true, 128, 1},
+        {"heads=64,kv_heads=8,tokens=8,kv_tokens=32768,dim=128", 0, false, true, 256, 1},
+        {"heads=64,kv_heads=8,tokens=8,kv_tokens=65536,dim=64", 0, false, true, 256, 2},
+        {"heads=64,kv_heads=8,tokens=4,kv_tokens=131072,dim=128", 0, true, true, 128, 1},
+        {"heads=64,kv_heads=8,tokens=2,kv_tokens=131072,dim=128", 0, false, false, 256, 1},
+        {"heads=64,kv_heads=8,tokens=16,kv_tokens=131072,dim=128", 0, false, true, 128, 1},
+        {"heads=16,kv_heads=2,tokens=8,kv_tokens=131072,dim=256", 0, true, false, 128, 1},
+        {"heads=64,kv_heads=8,tokens=8,kv_tokens=32768,dim=128", 64, true, true, 64, 1},
+        {"heads=1,tokens=64,kv_tokens=12800,dim=128", 4, true, true, 4, 1},
+        {"heads=2,tokens=50,kv_tokens=13013,dim=128,causal", 8, true, true, 8, 1},
+        {"heads=16,kv_heads=2,tokens=5,kv_tokens=6501,dim=256,causal", 8, true, true, 8, 1},
+        {"heads=1,tokens=33,kv_tokens=7001,dim=256", 4, true, true, 4, 1},
+        {"heads=4,kv_heads=1,tokens=9,kv_tokens=15001,dim=120,window=14000:2", 4, true, true, 4, 1},
+        {"heads=8,kv_heads=1,tokens=6,kv_tokens=9001,dim=200,window=8000:0", 4, true, true, 4, 1},
+        {"heads=1,tokens=64,kv_tokens=12900,dim=128,causal", 4, true, true, 4, 1},
     };
     (void)state;
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        attn_problem p = ATTN_INIT(attn_problem);
+        attn_problem p;
+        assert_int_equal(attn_problem_parse(&p, cases[i].problem), ATTN_OK);
         p.dtype = p.dtype_out = ATTN_BF16;
-        p.batch = 1, p.heads_kv = cases[i].heads_kv, p.heads_q = cases[i].heads_kv * cases[i].group;
-        p.tokens_q = cases[i].tokens_q, p.tokens_kv = cases[i].tokens_kv;
-        p.dim_qk = p.dim_v = cases[i].dim;
-        assert_int_equal(attn_problem_check(&p), ATTN_OK);
         attn__cuda_call call = call_of(&p);
-        call.sms = (int)cases[i].sms;
+        call.sms = cases[i].sms;
         enqueue(&call, workspace);
         const few_params *e = &enqueued.params;
         assert_int_equal(enqueued.kernels, 2);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few.c - the row few-sm90: few query rows against many keys, bf16 and fp16; launches few.cuh, then
- * few_merge.cu, unless every block has whole tiles.
+ * few.c - the row few-sm90: few query rows against many keys, bf16 and fp16; launches few.cuh, then, unless
+ * every block has whole tiles, few_merge.cu or few_merge_direct.cu.
  */
 #include <float.h>
 #include <math.h>
@@ -14,7 +14,7 @@
 
 enum {
     MULTIPROCESSORS = 132,        /* of an H100 or H200; only whether it declines hangs on it */
-    MERGE_BLOCKS = 6,             /* of few_merge for a multiprocessor, at most */
+    MERGE_BLOCKS = 6,             /* of a merge for a multiprocessor, at most */
     LONG = 2048,                  /* keys that are worth splitting for more than 16 tokens */
     MOST_DIRECT = 2 * FEW_DIRECT, /* parts of a tile for few_merge_direct */
     MOST_SHARED = 227 << 10,      /* of a block, which is then alone on its multiprocessor */
@@ -145,7 +145,7 @@ static few_tensor tensor(const attn__cuda_tensor *t)
 typedef struct merge {
     bool direct;        /* by few_merge_direct, else by few_merge */
     int64_t early;      /* blocks that begin while few is at work */
-    int64_t members;    /* few_merge_direct: lanes that share the parts of the same columns */
+    int64_t members;    /* few_merge_direct: lanes that share the parts of the same columns, 1 or 2 */
     int64_t tiles;      /* that it looks at, or blocks whose last tile it looks at */
     int64_t rows;       /* of a block: of few_merge so many that there is one a multiprocessor, if its threads
                            suffice */
@@ -181,18 +181,13 @@ static int64_t early_blocks(const attn__few_cut *c, const attn__cuda_device *dev
            device->sms;
 }
 
-/* More than one where that many parts are not read at once by one, as long as all blocks begin early. */
+/* Two where one does not read all parts at once, if a block has whole rows then and all begin early. */
 static int64_t members_of(const attn__few_cut *c, const attn__cuda_call *call, int64_t early)
 {
-    int64_t members = 1;
-    while (members * FEW_DIRECT < attn__few_parts(c)) {
-        const int64_t rows = rows_of_threads(call, FEW_MERGE_THREADS / (2 * members));
-        if (rows == 0 || c->all * attn__ceil_div(c->rows, rows) > early) {
-            break;
-        }
-        members *= 2;
-    }
-    return members;
+    const int64_t rows = rows_of_threads(call, FEW_MERGE_THREADS / 2);
+    const bool two =
+        attn__few_parts(c) > FEW_DIRECT && rows > 0 && c->all * attn__ceil_div(c->rows, rows) <= early;
+    return two ? 2 : 1;
 }
 
 static merge merge_of(const attn__few_cut *c, const attn__cuda_call *call, const attn__cuda_device *device)

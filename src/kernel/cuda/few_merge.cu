@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * few_merge.cu - the end of few.cuh: the parts of a tile, which several blocks have worked on, become its
- * rows.
+ * rows.  Where all tiles have the same number of parts, and few, few_merge_direct.cu does it.
  *
  * A block has some rows of one tile.  These rows of all parts are asked for at once, as far as there is room, so
  * that one latency is waited for.  Their maxima and sums of weights are asked for first, apart: from them a warp

@@ -136,7 +136,7 @@ FEW void merge_place(const few_params *p, const direct_place *at, int parts, boo
     }
 }
 
-/* No more registers than few leaves on a multiprocessor. */
+/* No more registers than few leaves on a multiprocessor, if it leaves any. */
 extern "C" __global__ void __maxnreg__(FEW_DIRECT_REGISTERS) few_merge_direct(const __grid_constant__ few_params params)
 {
     const few_params *p = &params;

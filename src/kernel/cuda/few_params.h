@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * few_params.h - what the launcher few.c tells the kernels of few.cuh and few_merge.cu; for C and CUDA.
+ * few_params.h - what the launcher few.c tells the kernels of few.cuh, few_merge.cu and few_merge_direct.cu;
+ * for C and CUDA.
  */
 #ifndef ATTN_CUDA_FEW_PARAMS_H
 #define ATTN_CUDA_FEW_PARAMS_H
@@ -95,11 +96,11 @@ typedef struct few_params {
     int32_t height;      /* of a tile: rows that there is room for */
     int32_t tiles;       /* of one kv head, at most */
     int32_t rows;        /* of a tile, at most */
-    int32_t merge_rows;  /* few_merge: of a block */
-    int32_t row_blocks;  /* few_merge: blocks that share the rows of a tile */
+    int32_t merge_rows;  /* merging: of a block */
+    int32_t row_blocks;  /* merging: blocks that share the rows of a tile */
     int32_t merge_parts; /* few_merge: whose rows have room in shared memory at once */
-    int32_t members;     /* few_merge_direct: lanes that share the parts of the same columns: 1, 2, 4.. */
-    int32_t early;       /* few_merge: blocks that start while few is at work */
+    int32_t members;     /* few_merge_direct: lanes that share the parts of the same columns, 1 or 2 */
+    int32_t early;       /* merging: blocks that start while few is at work */
     int32_t dtype_out;   /* attn_dtype */
     int32_t shifted, merge;
     int32_t negate;  /* the scale was negative: scores change their sign */
