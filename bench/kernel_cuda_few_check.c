@@ -297,10 +297,10 @@ static row_answer solve(const check_case *c, int64_t b, int64_t head, int64_t to
         for (int64_t d = 0; d < a->dim_qk; d++) {
             s += widen(a->dtype, c->q.host, q + d) *
                  widen(a->dtype, c->k.host, place(&c->k, batch, kv, first + j) + d);
+            r.most = fmax(r.most, isfinite(s) ? fabs(s * (double)a->scale) : 0.0);
         }
         scores[j - lo] = s *= (double)a->scale;
         top = isnan(s) || isnan(top) ? NAN : fmax(top, s);
-        r.most = fmax(r.most, isfinite(s) ? fabs(s) : 0.0);
     }
     for (int64_t j = lo; j < hi && top != -INFINITY; j++) {
         double p = exp(scores[j - lo] - top);

@@ -196,6 +196,8 @@ static void compare_row(compare *c, int64_t batch, int64_t head, int64_t row, co
             c->error_sum += (got - want) * (got - want);
             c->reference_sum += want * want;
             c->elements++;
+        } else if (isfinite(want) && finite) { /* infinitely far from it */
+            v->ratio = v->max_error = (double)INFINITY;
         }
     }
     if (v->has_lse) {

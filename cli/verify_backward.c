@@ -116,6 +116,9 @@ static void compare_row(compare *c, int kind, int64_t batch, int64_t head, int64
         double limit = part + c->limits.share * fabs(want[i]) + c->limits.step;
         if (!finite || !isfinite(x)) {
             right = right && isfinite(x) == isfinite(want[i]);
+            if (finite) { /* infinitely far from it */
+                ratio = sum->largest = (double)INFINITY;
+            }
             continue;
         }
         ratio = fmax(ratio, error > 0 ? error / limit : 0);

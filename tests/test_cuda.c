@@ -114,6 +114,25 @@ static void test_dims(void **state)
     cuda_conclude();
 }
 
+/* All that the tensor cores' kernels take, with other dims of values, for a full tile and for a few rows. */
+static void test_every_multiple_of_8(void **state)
+{
+    (void)state;
+    static const int64_t length[] = {130, 150}, few[] = {3, 500};
+    for (int64_t dim = 8; dim <= 256; dim += cuda.small ? 120 : 8) {
+        const int64_t equal[] = {dim, dim}, other[] = {dim, 264 - dim};
+        const attn_dtype dtype = dim / 8 % 2 == 0 ? ATTN_F16 : ATTN_BF16;
+        attn_problem p = problem_of(length, heads[dim / 8 % HEADS], equal, dtype);
+        set_mask(&p, ATTN_MASK_CAUSAL, 0);
+        p.batch = 1;
+        try_case((cuda_case){.problem = p, .layout = (int)(dim / 8 % CUDA_LAYOUTS), .seed = 910});
+        p = problem_of(few, heads[dim / 8 % HEADS], other, dtype);
+        p.batch = 1;
+        try_case((cuda_case){.problem = p, .layout = (int)(dim / 8 % CUDA_LAYOUTS), .seed = 911});
+    }
+    cuda_conclude();
+}
+
 static void test_inputs_that_provoke(void **state)
 {
     (void)state;
@@ -206,6 +225,7 @@ int main(int argc, char **argv)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_lengths),
         cmocka_unit_test(test_dims),
+        cmocka_unit_test(test_every_multiple_of_8),
         cmocka_unit_test(test_inputs_that_provoke),
         cmocka_unit_test(test_rows_without_keys_and_scales),
         cmocka_unit_test(test_few_queries),

@@ -281,7 +281,7 @@ static void test_fewer_multiprocessors(void **state)
         "heads=2,tokens=300,dim=64,dtype=f32",
         /* a block has many tiles in turn that see no key */
         "heads=2,tokens=1500,kv_tokens=100,dim=128,dtype=bf16,out=bf16,causal",
-        "heads=2,tokens=300,dim=256,dtype=f32,causal"};
+        "heads=2,tokens=300,dim=256,dtype=f32,causal", "heads=2,tokens=300,dim=200,dtype=f16,out=f16"};
     for (int sms = 1; sms <= 40; sms += 39) {
         const attn_options o = {.size = sizeof o, .sms = sms};
         for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {

@@ -315,6 +315,24 @@ static void test_memory_limit_picks_the_smallest_w(void **state)
     }
 }
 
+/* What is tried on the way and given up is not the caller's concern. */
+static void test_success_says_nothing(void **state)
+{
+    (void)state;
+    (void)attn_fail(ATTN_EIO, "");
+    for (uint64_t seed = 1; seed <= 60; seed++) {
+        uint64_t random = seed;
+        attn_problem p = case_problem(&random, 300);
+        attn_options o = random_options(&random);
+        engine_case c;
+        o.workers = seed == 1 ? 1 : seed == 2 ? 290 : o.workers;
+        case_open(&c, &p, seed);
+        assert_int_equal(case_run(&c, &o, (int)(seed % 2)), ATTN_OK);
+        assert_string_equal(attn_last_error(), "");
+        case_close(&c);
+    }
+}
+
 static void test_bad_options(void **state)
 {
     (void)state;
@@ -388,6 +406,7 @@ int main(void)
         cmocka_unit_test(test_merge_refusals),
         cmocka_unit_test(test_no_gpu),
         cmocka_unit_test(test_memory_limit_picks_the_smallest_w),
+        cmocka_unit_test(test_success_says_nothing),
         cmocka_unit_test(test_bad_options),
         cmocka_unit_test(test_bad_io),
     };

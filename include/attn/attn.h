@@ -25,7 +25,8 @@
  *     attn_forward()          arrays in, arrays out: plans, allocates, computes, frees.
  *     attn_plan_create()      decide once: kernel, schedule, memory.  Touches no data.
  *     attn_plan_*()           look at the decision: who holds what, who computes what, what it costs.
- *     attn_execute()          do it, any number of times.  Allocates nothing, decides nothing.
+ *     attn_execute()          do it, any number of times.  Decides nothing, and allocates nothing (but the
+ *                             first time where inputs are brought to a GPU: attn_plan_create()).
  *
  * Gradients likewise: attn_backward(), or a plan with options.backward and attn_execute_backward().
  *
@@ -36,8 +37,10 @@
  *   The library never prints, exits or aborts.
  * - Counts and strides are int64_t in elements or tokens; memory is size_t or int64_t in bytes.
  * - Thread safety: a plan is immutable after attn_plan_create() and may be shared by threads; two
- *   executes of one plan may run at once if each has its own workspace.  The error text is per thread.
- * - Results repeat bit for bit for the same plan and machine level, whatever the number of threads.
+ *   executes of one plan may run at once if each has its own workspace (but for a plan for a GPU whose inputs
+ *   are outside of its memory: ATTN_EINVAL).  The error text is per thread.
+ * - Results repeat bit for bit for the same plan and machine level, whatever the number of threads; gradients
+ *   on a GPU do with options.deterministic.
  */
 #ifndef ATTN_ATTN_H
 #define ATTN_ATTN_H
@@ -208,7 +211,8 @@ typedef struct attn_sink {
  * each sequence has its own shift (its keys - its queries), and may be empty.  Batch strides are ignored; all
  * strides zero means contiguous [heads, cu_seqlens[batch], dim].  Both lists, or neither; only tensors in
  * memory (options.in_memory), W = 1, no spool and not placed.  A sequence's bits are those that the same
- * kernel gives it alone.  A plan that is told problem.total_q and total_kv is for such batches only; on a GPU
+ * kernel gives it alone; on a GPU, where the lengths of others decide how it is cut, they may differ by
+ * rounding.  A plan that is told problem.total_q and total_kv is for such batches only; on a GPU
  * its workspace then grows with these, and not with batch times the longest sequence.
  *
  * With options.device = ATTN_CUDA and options.in_memory every pointer but source and sink is device memory,
@@ -327,7 +331,9 @@ typedef struct attn_options {
 
 /*
  * Decides everything about `problem` under `options` (NULL: all defaults) and touches no data.  Costs
- * O(k^2 + W) time and memory.  On success *plan is owned by the caller, who frees it with
+ * O(k^2 + W) time and memory.  With device CUDA and without in_memory the plan's first execute takes, and the
+ * plan keeps until it is destroyed, memory of the GPU (attn_summary.device_memory) and pinned memory of the
+ * host.  On success *plan is owned by the caller, who frees it with
  * attn_plan_destroy().  Fails with ATTN_EINVAL (a field, or an interest set that covers not all differences:
  * the text lists them), ATTN_EUNSUPPORTED (no kernel takes it), ATTN_ELIMIT, ATTN_ENOMEM; then *plan = NULL.
  */
@@ -338,8 +344,9 @@ ATTN_API void attn_plan_destroy(attn_plan *plan); /* NULL is fine */
 /* The problem with its defaults filled in; owned by the plan. */
 ATTN_API const attn_problem *attn_plan_problem(const attn_plan *plan);
 
-/* Bytes of workspace that attn_execute() or attn_execute_backward() needs, in the memory of the device; any
- * alignment does. */
+/* Bytes of workspace that attn_execute() or attn_execute_backward() needs; any alignment does.  With device
+ * CUDA and options.in_memory it is memory of the GPU, else of the host: what a plan for a GPU takes of the
+ * GPU's memory when inputs are elsewhere is its own (attn_plan_create). */
 ATTN_API size_t attn_plan_workspace(const attn_plan *plan);
 
 #include "attn/plan.h" /* a plan looked at */

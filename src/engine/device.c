@@ -145,11 +145,16 @@ static int64_t stride_of(int64_t count, int64_t stride)
 }
 
 /* The lengths of its axes are given: for the strides of a tensor that has none. */
-static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const char *name, int64_t batch,
-                        int64_t heads, int64_t tokens, int64_t dim)
+static attn_status take(attn__cuda_tensor *to, const attn_tensor *from, const char *name, attn_dtype dtype,
+                        int64_t batch, int64_t heads, int64_t tokens, int64_t dim)
 {
     attn_tensor t = *from;
     attn__tensor_strides(&t, heads, tokens, dim);
+    if ((uintptr_t)t.data % attn_dtype_size(dtype) != 0) {
+        return attn__fail(ATTN_EINVAL,
+                          "%s begins in the middle of an element: its address is no multiple of %zu", name,
+                          attn_dtype_size(dtype));
+    }
     if (t.data != NULL && dim > 1 && t.stride[3] != 1) {
         return attn__fail(
             ATTN_EUNSUPPORTED,
@@ -199,9 +204,9 @@ static attn_status take_inputs(attn__cuda_call *call, const attn_problem *p, con
     if (q->data == NULL || k->data == NULL || v->data == NULL) {
         return attn__fail(ATTN_EINVAL, "give q, k and v as tensors in the GPU's memory");
     }
-    ATTN__TRY(take(&call->q, q, "q", batch, p->heads_q, tokens[0], p->dim_qk));
-    ATTN__TRY(take(&call->k, k, "k", batch, p->heads_kv, tokens[1], p->dim_qk));
-    return take(&call->v, v, "v", batch, p->heads_kv, tokens[1], p->dim_v);
+    ATTN__TRY(take(&call->q, q, "q", p->dtype, batch, p->heads_q, tokens[0], p->dim_qk));
+    ATTN__TRY(take(&call->k, k, "k", p->dtype, batch, p->heads_kv, tokens[1], p->dim_qk));
+    return take(&call->v, v, "v", p->dtype, batch, p->heads_kv, tokens[1], p->dim_v);
 }
 
 static attn_status check_workspace(const attn_plan *plan, const void *workspace)
@@ -217,8 +222,10 @@ static attn_status check_tensors(const attn_plan *plan, const attn__cuda_call *c
 {
     const char *reason = attn__cuda_refusal(plan->cuda, call, plan->backward);
     if (reason != NULL) {
-        return attn__fail(ATTN_EUNSUPPORTED, "kernel '%s' does not take these tensors: %s; copy them",
-                          plan->cuda->name, reason);
+        return attn__fail(
+            ATTN_EUNSUPPORTED,
+            "kernel '%s' does not take these tensors: %s; copy them, or take the kernel fma-sm90",
+            plan->cuda->name, reason);
     }
     return ATTN_OK;
 }
@@ -239,8 +246,8 @@ attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void 
     ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
     ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, tokens));
     const int64_t batch = call.cu_q != NULL ? 1 : p->batch;
-    ATTN__TRY(take(&call.o, &io->o, "o", batch, p->heads_q, tokens[0], p->dim_v));
-    ATTN__TRY(take(&call.lse, &io->lse, "lse", batch, p->heads_q, tokens[0], 1));
+    ATTN__TRY(take(&call.o, &io->o, "o", p->dtype_out, batch, p->heads_q, tokens[0], p->dim_v));
+    ATTN__TRY(take(&call.lse, &io->lse, "lse", ATTN_F32, batch, p->heads_q, tokens[0], 1));
     call.merge = io->merge != 0;
     if (call.merge && (p->dtype_out != ATTN_F32 || call.lse.data == NULL)) {
         return attn__fail(ATTN_EINVAL,
@@ -267,13 +274,13 @@ attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *i
     ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
     ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, n));
     const int64_t batch = call.cu_q != NULL ? 1 : p->batch;
-    ATTN__TRY(take(&call.o, &io->o, "o", batch, p->heads_q, n[0], p->dim_v));
-    ATTN__TRY(take(&call.lse, &io->lse, "lse", batch, p->heads_q, n[0], 1));
-    ATTN__TRY(take(&call.delta, &io->delta, "delta", batch, p->heads_q, n[0], 1));
-    ATTN__TRY(take(&call.dout, &io->dout, "dout", batch, p->heads_q, n[0], p->dim_v));
-    ATTN__TRY(take(&call.dq, &io->dq, "dq", batch, p->heads_q, n[0], p->dim_qk));
-    ATTN__TRY(take(&call.dk, &io->dk, "dk", batch, p->heads_kv, n[1], p->dim_qk));
-    ATTN__TRY(take(&call.dv, &io->dv, "dv", batch, p->heads_kv, n[1], p->dim_v));
+    ATTN__TRY(take(&call.o, &io->o, "o", p->dtype_out, batch, p->heads_q, n[0], p->dim_v));
+    ATTN__TRY(take(&call.lse, &io->lse, "lse", ATTN_F32, batch, p->heads_q, n[0], 1));
+    ATTN__TRY(take(&call.delta, &io->delta, "delta", ATTN_F32, batch, p->heads_q, n[0], 1));
+    ATTN__TRY(take(&call.dout, &io->dout, "dout", p->dtype, batch, p->heads_q, n[0], p->dim_v));
+    ATTN__TRY(take(&call.dq, &io->dq, "dq", p->dtype_out, batch, p->heads_q, n[0], p->dim_qk));
+    ATTN__TRY(take(&call.dk, &io->dk, "dk", p->dtype_out, batch, p->heads_kv, n[1], p->dim_qk));
+    ATTN__TRY(take(&call.dv, &io->dv, "dv", p->dtype_out, batch, p->heads_kv, n[1], p->dim_v));
     call.accumulate = io->accumulate != 0;
     ATTN__TRY(check_tensors(plan, &call));
     return plan->cuda->backward(&call, plan->gpu, aligned(plan, workspace), io->stream);

@@ -286,7 +286,7 @@ typedef struct attn__stage attn__stage;
  */
 attn_status attn__stage_plan(attn_plan *plan, const char *kernel, int64_t workers, int64_t size_q,
                              int64_t size_kv);
-/* Takes the memory, streams and events of a plan, or gives them back, also those of an open that failed. */
+/* Makes a plan's stage, whose memory, streams and events its first execute takes; gives all of them back. */
 attn_status attn__stage_open(attn_plan *plan);
 void attn__stage_close(attn_plan *plan);
 /* Around an execute.  finish waits for the GPU; returns the first failure, `status` or its own. */

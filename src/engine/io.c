@@ -93,13 +93,19 @@ static attn_status check_inputs(const attn_io *io)
     return ATTN_OK;
 }
 
+/* No stride is given: it is contiguous. */
+static bool is_contiguous(const attn_tensor *t)
+{
+    return t->stride[0] == 0 && t->stride[1] == 0 && t->stride[2] == 0 && t->stride[3] == 0;
+}
+
 static attn_status check_merge(const attn_problem *problem, const attn_io *io)
 {
     if (io->sink != NULL || io->lse.data == NULL || problem->dtype_out != ATTN_F32) {
         return attn__fail(ATTN_EINVAL,
                           "merge folds into a partial: give o as an fp32 tensor (out=f32), and lse");
     }
-    if (io->o.stride[3] != 1 && io->o.stride[0] + io->o.stride[1] + io->o.stride[2] + io->o.stride[3] != 0) {
+    if (io->o.stride[3] != 1 && !is_contiguous(&io->o)) {
         return attn__fail(ATTN_EINVAL, "merge needs an o whose dims are dense: set its stride[3] to 1");
     }
     return ATTN_OK;
@@ -127,10 +133,29 @@ static attn_status check_apart(const attn_problem *problem, const named *arrays,
     return ATTN_OK;
 }
 
+/* Not a result whose elements share memory, as one that was broadcast has them.  axes: that are looked at. */
+static attn_status check_spread(const char *name, const attn_tensor *t, const int64_t *counts, int axes)
+{
+    static const char *const axis[] = {"batch", "head", "token", "dim"};
+    for (int i = 0; i < axes && t->data != NULL && !is_contiguous(t); i++) {
+        if (counts[i] > 1 && t->stride[i] == 0) {
+            return attn__fail(ATTN_EINVAL,
+                              "%s has a %s stride of 0: a result needs memory of its own for each element",
+                              name, axis[i]);
+        }
+    }
+    return ATTN_OK;
+}
+
 attn_status attn__io_apart(const attn_problem *problem, const attn_io *io)
 {
     const named arrays[] = {
         {"o", io->o.data}, {"lse", io->lse.data}, {"q", io->q.data}, {"k", io->k.data}, {"v", io->v.data}};
+    const int64_t counts[] = {problem->batch, problem->heads_q, problem->tokens_q, problem->dim_v};
+    if (io->cu_seqlens_q == NULL) { /* else there may be no token, and strides as they come */
+        ATTN__TRY(check_spread("o", &io->o, counts, 4));
+        ATTN__TRY(check_spread("lse", &io->lse, counts, 3));
+    }
     return check_apart(problem, arrays, 5, 2);
 }
 
@@ -140,6 +165,15 @@ attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradie
                             {"q", io->q.data},        {"k", io->k.data},     {"v", io->v.data},
                             {"o", io->o.data},        {"lse", io->lse.data}, {"dout", io->dout.data},
                             {"delta", io->delta.data}};
+    const attn_problem *p = problem;
+    const int64_t queries[] = {p->batch, p->heads_q, p->tokens_q, p->dim_qk};
+    const int64_t keys[] = {p->batch, p->heads_kv, p->tokens_kv, p->dim_qk};
+    const int64_t values[] = {p->batch, p->heads_kv, p->tokens_kv, p->dim_v};
+    if (io->cu_seqlens_q == NULL) {
+        ATTN__TRY(check_spread("dq", &io->dq, queries, 4));
+        ATTN__TRY(check_spread("dk", &io->dk, keys, 4));
+        ATTN__TRY(check_spread("dv", &io->dv, values, 4));
+    }
     return check_apart(problem, arrays, 10, 3);
 }
 

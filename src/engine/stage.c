@@ -11,7 +11,8 @@
  *     memory of the GPU   K and V of the quorum, two query groups, two partials, the kernel's workspace
  *     pinned memory       two partials, RING chunks
  *
- * The plan owns all of it, so that an execute allocates nothing; one execute of such a plan runs at a time.
+ * The plan owns all of it: its first execute takes it, since who only looks at a plan needs none, and later
+ * ones allocate nothing; one execute of such a plan runs at a time.
  */
 #include <string.h>
 
@@ -46,6 +47,7 @@ typedef struct slot {
 
 struct attn__stage {
     atomic_flag busy;
+    bool open; /* the slots have their memory, streams and events */
     int64_t slots;
     slot slot[];
 };
@@ -176,16 +178,38 @@ attn_status attn__stage_open(attn_plan *plan)
     }
     atomic_flag_clear(&plan->stage->busy);
     plan->stage->slots = plan->resident;
-    for (int64_t i = 0; i < plan->resident; i++) {
-        ATTN__TRY(open_slot(&plan->stage->slot[i], plan));
-    }
     return ATTN_OK;
+}
+
+static void close_slots(const attn_plan *plan)
+{
+    attn__stage *stage = plan->stage;
+    for (int64_t i = 0; i < stage->slots; i++) {
+        close_slot(&stage->slot[i], plan->gpu->ordinal);
+        memset(&stage->slot[i], 0, sizeof stage->slot[i]);
+    }
+    stage->open = false;
+}
+
+/* After a failure another execute may try again. */
+static attn_status open_slots(const attn_plan *plan)
+{
+    attn__stage *stage = plan->stage;
+    attn_status status = ATTN_OK;
+    for (int64_t i = 0; i < stage->slots && status == ATTN_OK; i++) {
+        status = open_slot(&stage->slot[i], plan);
+    }
+    stage->open = true;
+    if (status != ATTN_OK) {
+        close_slots(plan);
+    }
+    return status;
 }
 
 void attn__stage_close(attn_plan *plan)
 {
-    for (int64_t i = 0; plan->stage != NULL && i < plan->stage->slots; i++) {
-        close_slot(&plan->stage->slot[i], plan->gpu->ordinal);
+    if (plan->stage != NULL && plan->stage->open) {
+        close_slots(plan);
     }
     attn__free(plan->stage);
     plan->stage = NULL;
@@ -200,6 +224,11 @@ attn_status attn__stage_begin(const attn_plan *plan)
         return attn__fail(ATTN_EINVAL,
                           "a plan for a GPU with inputs outside its memory runs one execute at a "
                           "time; make a plan for each");
+    }
+    attn_status status = stage->open ? ATTN_OK : open_slots(plan);
+    if (status != ATTN_OK) {
+        atomic_flag_clear(&stage->busy);
+        return status;
     }
     for (int64_t i = 0; i < stage->slots; i++) {
         memset(stage->slot[i].parcels, 0, sizeof stage->slot[i].parcels);

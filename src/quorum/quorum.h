@@ -45,7 +45,8 @@ attn_status attn__cover_best(attn__cover *cover, int64_t workers);
 attn_status attn__cover_user(attn__cover *cover, int64_t workers, const int64_t *set, int64_t size);
 void attn__cover_free(attn__cover *cover);
 
-/* Each construction alone, for tests; ATTN_EUNSUPPORTED where it has no set for `workers`. */
+/* Each construction alone; ATTN_EUNSUPPORTED, without words since others are tried, where it has no set for
+ * `workers`: beyond the table, and where no prime power q up to 4096 makes q^2 + q + 1 of it. */
 attn_status attn__cover_table(attn__cover *cover, int64_t workers);
 attn_status attn__cover_singer(attn__cover *cover, int64_t workers);
 attn_status attn__cover_wichmann(attn__cover *cover, int64_t workers);

@@ -201,8 +201,7 @@ attn_status attn__cover_singer(attn__cover *cover, int64_t workers)
     int32_t p;
     int32_t m;
     if (q == 0 || !split_prime_power(q, &p, &m)) {
-        return attn__fail(ATTN_EUNSUPPORTED, "Singer sets need W = q^2 + q + 1, q a prime power up to %d",
-                          ORDER_MAX);
+        return ATTN_EUNSUPPORTED;
     }
     field f;
     ATTN__TRY(field_create(&f, q, p, m));

@@ -280,7 +280,7 @@ attn_status attn__cover_table(attn__cover *cover, int64_t workers)
 {
     *cover = (attn__cover){0};
     if (workers < 1 || workers > TABLE_LAST) {
-        return attn__fail(ATTN_EUNSUPPORTED, "the table of interest sets ends at W = %d", TABLE_LAST);
+        return ATTN_EUNSUPPORTED;
     }
     const uint16_t *row = elements;
     for (int64_t skip = workers - 1; skip > 0; skip--) {

@@ -15,6 +15,11 @@ if grep -Eq '^gpu +0 +missing' "$out"; then
         check "and writes no data" test ! -s "$out"
     done
     exits 3 "a plan of a bench wants the GPU, too" bench attention --device cuda --dry-run
+    exits 3 "attn run --device cuda" run --random heads=2,tokens=100,dim=64 --device cuda --out "$work/o.npy"
+    tells 'GPU|CUDA' "what is missing"
+    check "and leaves no file" test ! -e "$work/o.npy"
+    exits 3 "attn plan --device cuda" plan --tokens 100 --workers 1 --device cuda --explain
+    tells 'device cpu' "what to do instead"
 else
     exits 0 "attn bench attention --device cuda" bench attention --device cuda --seq 256 --dtype bf16 --repeat 2 \
         --contestant flash

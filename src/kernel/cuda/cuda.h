@@ -89,6 +89,13 @@ typedef struct attn__cuda_call {
     bool accumulate;               /* added to what dq, dk, dv hold, rounded once */
 } attn__cuda_call;
 
+/* Must it leave multiprocessors to others?  Then none of its kernels may begin beside the one before it,
+ * whose blocks still have theirs. */
+static inline bool attn__cuda_limited(const attn__cuda_call *call, const attn__cuda_device *device)
+{
+    return call->sms > 0 && call->sms < device->sms;
+}
+
 /* One row of the table.  A slot is NULL where the kernel has none. */
 typedef struct attn__cuda_kernel {
     const char *name;    /* "flash-sm90" */

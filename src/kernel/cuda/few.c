@@ -27,13 +27,13 @@ static const int64_t far_stride = (int64_t)1 << 40; /* bytes: more than the copy
 
 /* ---- what it takes ---- */
 
-/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, and none of 0 where there are several.
- * Nothing is read or written of what has no tokens. */
+/* The copy engine and loads of 16 bytes: strides of whole 16 bytes, of which some may be 0 (as `expand` of
+ * PyTorch makes them).  Nothing is read or written of what has no tokens. */
 static bool aligned(const attn__cuda_tensor *t, int64_t batch, int64_t heads, int64_t tokens, int64_t size)
 {
     const int64_t strides[] = {t->batch, t->head, t->token}, counts[] = {batch, heads, tokens};
     for (int i = 0; i < 3; i++) {
-        bool fits = strides[i] > 0 && strides[i] < far_stride / size && strides[i] * size % 16 == 0;
+        bool fits = strides[i] >= 0 && strides[i] < far_stride / size && strides[i] * size % 16 == 0;
         if (tokens > 0 && counts[i] > 1 && !fits) {
             return false;
         }
@@ -51,7 +51,8 @@ static const char *rejects_layout(const attn__cuda_call *call)
         !aligned(&call->k, batch_kv, call->heads_kv, tokens_kv, 2) ||
         !aligned(&call->v, batch_kv, call->heads_kv, tokens_kv, 2) ||
         !aligned(&call->o, batch_q, call->heads_q, tokens_q, out)) {
-        return "takes strides of batch, head and token that are multiples of 16 bytes and above 0";
+        return "batches, heads and tokens of q, k, v and o must be multiples of 16 bytes apart, with no "
+               "negative stride";
     }
     int64_t units = attn__ceil_div(call->tokens_kv, FEW_UNIT) * attn__few_tiles(call) * call->heads_kv;
     if (tokens_q >= INT32_MAX || tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {
@@ -277,16 +278,16 @@ static attn_status launch_few(few_params *p, const attn__few_cut *c, const attn_
     attn__cuda_launch launch = {
         .grid = {(unsigned)c->blocks, 1, 1},
         .block = FEW_THREADS(c->height, c->split),
-        .shared =
-            attn__few_limited(call, device) ? MOST_SHARED : (unsigned)FEW_SHARED(c->dim, c->height, c->split),
-        .overlap = true,
+        .shared = attn__cuda_limited(call, device) ? MOST_SHARED
+                                                   : (unsigned)FEW_SHARED(c->dim, c->height, c->split),
+        .overlap = !attn__cuda_limited(call, device),
         .cluster = p->pairs ? 2 : 0,
         .stream = stream,
     };
     ATTN__TRY(make_maps(p, c, call));
     ATTN__TRY(attn__cuda_function(
         &launch.function, device,
-        images[c->split ? 3 : c->height / 64][call->dtype == ATTN_BF16][c->dim / 128], "few", launch.shared));
+        images[c->split ? 3 : c->height / 64][call->dtype == ATTN_BF16][c->dim / 128], "few", MOST_SHARED));
     ATTN__CUDA_TRY(
         attn__cuda.function_set(launch.function, CU_FUNC_ATTRIBUTE_PREFERRED_SHARED_MEMORY_CARVEOUT, 100));
     return attn__cuda_enqueue(&launch, (void *[]){p});
@@ -299,7 +300,7 @@ static attn_status launch_merge(few_params *p, const merge *m, const attn__cuda_
         .grid = {(unsigned)(m->tiles * m->row_blocks), 1, 1},
         .block = FEW_MERGE_THREADS,
         .shared = (unsigned)(m->parts * m->rows * merge_row_size(call)),
-        .overlap = true,
+        .overlap = !attn__cuda_limited(call, device),
         .stream = stream,
     };
     const char *name = m->direct ? "few_merge_direct" : "few_merge";
@@ -329,8 +330,10 @@ static attn_status forward(const attn__cuda_call *call, const attn__cuda_device 
     const void *const starts[] = {call->q.data, call->k.data, call->v.data, call->o.data, workspace};
     for (size_t i = 0; i < sizeof starts / sizeof *starts; i++) {
         if ((uintptr_t)starts[i] % 16 != 0) {
-            return attn__fail(ATTN_EUNSUPPORTED,
-                              "few-sm90 takes tensors whose first element lies at a multiple of 16 bytes");
+            return attn__fail(
+                ATTN_EUNSUPPORTED,
+                "few-sm90 reads 16 bytes at a time: q, k, v and o must begin at a multiple of 16 "
+                "bytes; copy them, or take the kernel fma-sm90");
         }
     }
     const char *reason = rejects_layout(call);

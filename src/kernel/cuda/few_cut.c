@@ -44,7 +44,7 @@ static int64_t most_blocks(const attn__cuda_call *call, const attn__cuda_device 
     int64_t units = call->cu_kv != NULL ? call->total_kv / FEW_UNIT + call->batch
                                         : attn__ceil_div(call->tokens_kv, FEW_UNIT) * call->batch;
     int64_t useful = units * attn__few_tiles(call) * call->heads_kv / FEW_LEAST;
-    int64_t most = attn__few_limited(call, device)
+    int64_t most = attn__cuda_limited(call, device)
                        ? call->sms
                        : FEW_BLOCKS(padded_dim(call), height(call), split) * (int64_t)device->sms;
     return attn__max(attn__min(useful, most), 1);

@@ -27,12 +27,6 @@ static inline int64_t attn__few_rows(const attn__cuda_call *call)
     return call->tokens_q * (call->heads_q / call->heads_kv);
 }
 
-/* Must it leave multiprocessors to others? */
-static inline bool attn__few_limited(const attn__cuda_call *call, const attn__cuda_device *device)
-{
-    return call->sms > 0 && call->sms < device->sms;
-}
-
 /* Tiles of a kv head. */
 int64_t attn__few_tiles(const attn__cuda_call *call);
 

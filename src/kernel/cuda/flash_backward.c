@@ -113,6 +113,9 @@ static const char *shape_rejects(const attn__cuda_call *call)
         return "a shift of at most 2^28 tokens";
     }
     const variant *v = variant_of(call);
+    if (v->blocks > 1 && call->sms == 1) {
+        return "has gradients of more than 128 dims by two multiprocessors at once, and may use one";
+    }
     int64_t tiles = 0, pieces = 0;
     if (!attn__mul(attn__ceil_div(call->tokens_kv, v->keys) * call->batch, call->heads_kv, &tiles) ||
         !attn__mul(slots_of(call, v), call->heads_q, &pieces) || tiles > INT32_MAX / 2 ||
@@ -366,7 +369,7 @@ static attn_status launch_rows(attn__backward_params *p, const attn__cuda_call *
         .function = function,
         .grid = {row_blocks(p, call, after), 1, 1},
         .block = ROW_THREADS,
-        .overlap = after,
+        .overlap = after && !attn__cuda_limited(call, device),
         .stream = stream,
     };
     void *arguments[] = {p};
@@ -400,7 +403,7 @@ static attn_status launch_main(const attn__backward_params *p, const attn__cuda_
         .block = MAIN_THREADS,
         .shared = v->shared,
         .cluster = v->blocks > 1 ? (unsigned)v->blocks : 0,
-        .overlap = true,
+        .overlap = !attn__cuda_limited(call, device),
         .stream = stream,
     };
     void *arguments[] = {&main};

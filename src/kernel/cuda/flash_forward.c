@@ -214,9 +214,9 @@ static bool is_uneven(const attn__forward_params *p, const attn__cuda_call *call
 
 /* Makes the count of tiles that blocks take 0, in stream order. */
 static attn_status launch_begin(const attn__cuda_device *device, const char *image, int32_t *taken,
-                                void *stream)
+                                bool overlap, void *stream)
 {
-    attn__cuda_launch one = {.grid = {1, 1, 1}, .block = 1, .overlap = true, .stream = stream};
+    attn__cuda_launch one = {.grid = {1, 1, 1}, .block = 1, .overlap = overlap, .stream = stream};
     void *arguments[] = {&taken};
     ATTN__TRY(attn__cuda_function(&one.function, device, image, "flash_forward_begin", 0));
     return attn__cuda_enqueue(&one, arguments);
@@ -227,7 +227,8 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
 {
     const variant *v = variant_of(call);
     const char *image = v->image[call->dtype == ATTN_BF16];
-    const int sms = call->sms > 0 && call->sms < device->sms ? call->sms : device->sms;
+    const bool limited = attn__cuda_limited(call, device);
+    const int sms = limited ? call->sms : device->sms;
     attn__forward_params p;
     CUfunction function;
     ATTN__TRY(fill(&p, call));
@@ -238,14 +239,14 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     /* without a workspace, which unequal sequences may come without, tiles stay dealt out beforehand */
     if (workspace != NULL && p.tiles > 2 * sms && is_uneven(&p, call)) {
         p.taken = workspace;
-        ATTN__TRY(launch_begin(device, image, p.taken, stream));
+        ATTN__TRY(launch_begin(device, image, p.taken, !limited, stream));
     }
     const attn__cuda_launch one = {
         .function = function,
         .grid = {(unsigned)attn__min(p.tiles, sms), 1, 1},
         .block = v->threads,
         .shared = v->shared,
-        .overlap = true,
+        .overlap = !limited,
         .stream = stream,
     };
     void *arguments[] = {&p};

@@ -77,7 +77,19 @@ void attn_cuda_free(int gpu, void *memory)
 
 attn_status attn_cuda_alloc_host(int gpu, void **memory, size_t bytes)
 {
-    ON_GPU(gpu, attn__cuda.host_alloc(memory, bytes), "cuMemAllocHost");
+    const attn__cuda_device *device;
+    ATTN__TRY(attn__cuda_open(&device, gpu));
+    ATTN__TRY(attn__cuda_enter(device));
+    const CUresult result = attn__cuda.host_alloc(memory, bytes);
+    attn__cuda_leave();
+    if (result == CUDA_ERROR_OUT_OF_MEMORY) {
+        return attn__fail(
+            ATTN_ENOMEM,
+            "the host has no %zu bytes left that can be pinned for copies to the GPU; free some, "
+            "or cut the work into more workers",
+            bytes);
+    }
+    return attn__cuda_check(result, "cuMemAllocHost");
 }
 
 static attn_status free_host(int gpu, void *memory)
