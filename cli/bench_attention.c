@@ -248,12 +248,11 @@ static void d_model(sweep *s, const axes *base)
     }
 }
 
-static int run_preset(sweep *s)
+/* What does not go with a preset. */
+static int check_preset(const attention_args *args)
 {
     static const char *const own[] = {"batch", "seq",       "heads",  "kv-heads",
                                       "dim",   "embedding", "causal", "pass"};
-    const attention_args *args = s->args;
-    lists l;
     for (size_t i = 0; i < sizeof own / sizeof own[0]; i++) {
         if (cli_given(&args->common, own[i])) {
             return cli_error(CLI_USAGE, "--preset sets the cases itself: leave out --%s", own[i]);
@@ -262,6 +261,13 @@ static int run_preset(sweep *s)
     if (args->dtype.count > 1 || args->threads.count > 1) {
         return cli_error(CLI_USAGE, "--preset takes one --dtype and one --threads");
     }
+    return CLI_OK;
+}
+
+static void run_preset(sweep *s)
+{
+    const attention_args *args = s->args;
+    lists l;
     make_lists(&l, args);
     axes base = axes_at(&l, args, 0);
     base.dim = base.kv_heads = 0;
@@ -270,7 +276,6 @@ static int run_preset(sweep *s)
     } else {
         flash_vs_naive(s, &base);
     }
-    return CLI_OK;
 }
 
 /* ---- the verb --------------------------------------------------------------------------------------- */
@@ -336,6 +341,7 @@ static int attention_verb(const void *values)
 {
     const attention_args *args = values;
     int code = check_args(args), preset = cli_given(&args->common, "preset") ? args->preset : PRESET_NONE;
+    code = code == CLI_OK && preset != PRESET_NONE ? check_preset(args) : code;
     if (code != CLI_OK) {
         return code;
     }
@@ -351,7 +357,7 @@ static int attention_verb(const void *values)
         if (preset == PRESET_NONE) {
             run_lists(s);
         } else {
-            code = run_preset(s);
+            run_preset(s);
         }
         cli_progress_end(&s->progress);
         code = attention_table_end(&s->table, code == CLI_OK && s->wrong > 0 ? CLI_WRONG : code);

@@ -135,14 +135,25 @@ static void row(cli_table *table, const char *section, const char *name, const c
     cli_table_text(table, detail);
 }
 
+/* What ATTN_ISA does; or that it names no level, in which case no plan is made. */
+static const char *isa_detail(void)
+{
+    const attn_problem least = {.size = sizeof least, .tokens_q = 1, .dim_qk = 8};
+    attn_plan *plan;
+    if (attn_plan_create(&plan, &least, NULL) != ATTN_OK) {
+        return attn_last_error();
+    }
+    attn_plan_destroy(plan);
+    return "hides what is above the level that it names";
+}
+
 static void write_machine(cli_table *table, const cli_machine *host)
 {
     char number[CLI_NUMBER], other[CLI_NUMBER], text[96];
     snprintf(text, sizeof(text), "%s build, %.70s", cli_build(), cli_compiler());
     row(table, "attn", "version", attn_version(), text);
     row(table, "machine", "cpu", host->model, host->features);
-    row(table, "machine", "ATTN_ISA", host->isa != NULL ? host->isa : "not set",
-        "hides what is above the level that it names");
+    row(table, "machine", "ATTN_ISA", host->isa != NULL ? host->isa : "not set", isa_detail());
     snprintf(number, sizeof(number), "%lld", (long long)host->cores);
     const char *threads = getenv("OMP_NUM_THREADS");
     snprintf(text, sizeof(text), "OMP_NUM_THREADS=%.40s", threads != NULL ? threads : "(not set)");

@@ -356,6 +356,23 @@ static void test_bad_arguments(void **state)
     backward_case_close(&c);
 }
 
+/* Memory is for the tokens that there are, not for batch times the longest sequence. */
+static void test_memory_of_unequal_lengths(void **state)
+{
+    (void)state;
+    attn_problem p;
+    attn_plan *plan;
+    const attn_options o = {.size = sizeof o, .backward = 1};
+    const size_t rows = 8094 * 16;
+    assert_int_equal(
+        attn_problem_parse(&p, "batch=2000,heads=16,tokens=4096,dim=128,dtype=bf16,out=bf16,total=8094:8094"),
+        ATTN_OK);
+    assert_int_equal(attn_plan_create(&plan, &p, &o), ATTN_OK);
+    assert_true(attn_plan_workspace(plan) > rows * 128 * sizeof(float)); /* dq */
+    assert_true(attn_plan_workspace(plan) < 2 * rows * 128 * sizeof(float));
+    attn_plan_destroy(plan);
+}
+
 static void test_bad_arguments_of_the_reference(void **state)
 {
     (void)state;
@@ -415,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_each_allocation_fails_in_turn),
         cmocka_unit_test(test_cancel_at_each_event),
         cmocka_unit_test(test_bad_arguments),
+        cmocka_unit_test(test_memory_of_unequal_lengths),
         cmocka_unit_test(test_bad_arguments_of_the_reference),
         cmocka_unit_test(test_summary),
     };

@@ -169,7 +169,7 @@ def measure(case, options, core):
         if not options.no_check:
             row["ours_error"], row["peer_error"] = errors()
         return row
-    except (MemoryError, NotImplementedError) as error:
+    except (attn.Error, MemoryError, NotImplementedError) as error:
         return {**case, "status": str(error)}
     except RuntimeError as error: # PyTorch out of memory, or without this dtype
         return {**case, "status": str(error).splitlines()[0]}

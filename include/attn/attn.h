@@ -33,6 +33,8 @@
  * CONVENTIONS
  *
  * - Every struct begins with its own size: set it with ATTN_INIT or to sizeof.  Zero means default.
+ * - The environment variable ATTN_ISA (ref, avx2, avx512, avx512bf16, amx, neon) hides the instruction sets
+ *   above a level, for tests and comparisons; read once.  With another value no plan is made: ATTN_EINVAL.
  * - Every call that can fail returns an attn_status; attn_last_error() tells what to do about it.
  *   The library never prints, exits or aborts.
  * - Counts and strides are int64_t in elements or tokens; memory is size_t or int64_t in bytes.
@@ -140,8 +142,9 @@ typedef struct attn_problem {
     attn_dtype dtype_out; /* of o in memory */
     attn_mask mask;
     int64_t window_left, window_right; /* only with ATTN_MASK_WINDOW; -1: no bound */
-    double scale;                      /* 0: 1/sqrt(dim_qk); must be finite */
-    int placed;                /* 1: query 0 is token first_q and key 0 token first_kv of one long sequence */
+    double scale; /* 0: 1/sqrt(dim_qk); must be finite.  Scores beyond 2.3e38 (fp32's largest number /
+                     log2(e)) make NaN of the rows that see them */
+    int placed;   /* 1: query 0 is token first_q and key 0 token first_kv of one long sequence */
     int64_t first_q, first_kv; /* only if placed; then shift = first_q - first_kv */
     int64_t total_q, total_kv; /* of sequences of unequal length (attn_io): most tokens in all; 0: not told */
 } attn_problem;
@@ -399,10 +402,11 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
                                                   const attn_options *options);
 
 /*
- * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above.  The
- * more threads, the shorter the ranges of keys that they share, but sums over keys are made in a fixed order:
- * the bits do not depend on their number.  q, k, v, o, dout and the results must not overlap: ATTN_EINVAL if
- * a result begins where another of them does.
+ * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above: 8 bytes
+ * a query row, and where dq is stored in 16 bits its sums in fp32, since ranges of keys add to it in turn.
+ * The more threads, the shorter the ranges of keys that they share, but sums over keys are made in a fixed
+ * order: the bits do not depend on their number.  q, k, v, o, dout and the results must not overlap:
+ * ATTN_EINVAL if a result begins where another of them does.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
                                                            void *workspace);

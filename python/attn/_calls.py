@@ -37,7 +37,11 @@ def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, 
     if window is not None:
         band(causal, window) # now, since what it refuses may be no key
         window = tuple(window) if isinstance(window, list) else window
-    return Settings(bool(causal), window, None if scale is None else float(scale), str(layout), threads,
+    try:
+        scale = None if scale is None else float(scale)
+    except (TypeError, ValueError):
+        raise TypeError(f"scale is {scale!r}; give a number, or None for 1/sqrt(dim)") from None
+    return Settings(bool(causal), window, scale, str(layout), threads,
                     kernel and str(kernel), deterministic)
 
 

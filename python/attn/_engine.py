@@ -14,7 +14,7 @@ import numpy as np
 
 from ._errors import InvalidArgument, OutOfMemory, Unsupported
 from ._library import LIBRARY, call, create_plan, failure, last_error
-from ._problem import Inputs, Window, options_of
+from ._problem import Inputs, Window, index_of, options_of
 from ._spaces import HostSpace
 from . import _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
@@ -163,7 +163,7 @@ class Plan:
     def rank(self, rank: int) -> Rank:
         """The share of one worker."""
         share = _types.Rank()
-        call("attn_plan_rank", self._handle, rank, ctypes.byref(share))
+        call("attn_plan_rank", self._handle, index_of("rank", rank), ctypes.byref(share))
         try:
             pairs = [(pair.q, pair.kv, pair.part) for pair in share.pairs[:share.pair_count]]
             return Rank(share.rank, share.groups[:share.group_count], share.tokens, pairs,

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """From arrays and keywords to attn_problem: which axis is which, do the shapes fit, what are the results."""
 import math
+import operator
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple, Union
 
 from . import _arrays
@@ -13,22 +14,38 @@ Axes = Tuple[Optional[int], ...]
 Maker = Callable[[str, Tuple[int, ...], Dtype], Any] # of a new array, by its name, shape and dtype
 
 
+FAR = 2**40 # further than any key
+
+
+def index_of(name: str, value: Any) -> int:
+    """A whole number, of Python or NumPy."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; give a whole number") from None
+
+
 def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
     """The mask, and the keys visible to the left and to the right of a query's own place; -1: no bound."""
     if window is None:
         return (Mask.MASK_CAUSAL if causal else Mask.MASK_FULL), 0, 0
     sides = tuple(window) if isinstance(window, (tuple, list)) else (window, window)
-    if len(sides) != 2 or any(not hasattr(side, "__index__") or side < -1 for side in sides):
+    try:
+        left, right = (operator.index(side) for side in sides)
+    except (TypeError, ValueError):
+        left = right = -2
+    if left < -1 or right < -1:
         raise InvalidArgument(
             f"window is {window!r}; give (left, right), numbers of keys or -1 for no bound, or one "
             "number for both")
-    left, right = sides
-    return Mask.MASK_WINDOW, left, 0 if causal else right
+    return Mask.MASK_WINDOW, min(left, FAR), 0 if causal else min(right, FAR)
 
 
 def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
-    if threads is not None and threads < 1:
-        raise InvalidArgument(f"threads is {threads}; give at least 1, or None for as many as OpenMP gives")
+    if threads is not None:
+        threads = index_of("threads", threads)
+        if not 1 <= threads < 2**31:
+            raise InvalidArgument(f"threads is {threads}; give at least 1, or None for as many as OpenMP gives")
     return Options(threads=threads or 0, kernel=kernel.encode() if kernel else None, **more)
 
 

@@ -64,7 +64,7 @@ def attention(q: torch.Tensor,
     keywords = {
         "causal": causal, "window": window, "scale": scale, "layout": layout, "cu_seqlens_q": cu_seqlens_q,
         "cu_seqlens_k": cu_seqlens_k, "max_seqlen_q": max_seqlen_q, "max_seqlen_k": max_seqlen_k,
-        "threads": threads or torch.get_num_threads(), "kernel": kernel, "deterministic": deterministic
+        "threads": torch.get_num_threads() if threads is None else threads, "kernel": kernel, "deterministic": deterministic
     }
     if not (torch.is_grad_enabled() and (q.requires_grad or k.requires_grad or v.requires_grad)):
         return _forward(q.detach(), k.detach(), v.detach(), return_lse=return_lse, **keywords)

@@ -186,6 +186,12 @@ REFUSED = [
     (ValueError, "window is -2", lambda: attn.attention(Q, K, V, window=-2)),
     (ValueError, "window is 'a'", lambda: attn.attention(Q, K, V, window="a")),
     (ValueError, r"window is \[1, \[2\]\]", lambda: attn.attention(Q, K, V, window=[1, [2]])),
+    (ValueError, r"window is array\(\[1, 2\]\)", lambda: attn.attention(Q, K, V, window=np.array([1, 2]))),
+    (ValueError, r"window is \(1.0, 2\)", lambda: attn.attention(Q, K, V, window=(1.0, 2))),
+    (TypeError, "scale is 'x'", lambda: attn.attention(Q, K, V, scale="x")),
+    (TypeError, "threads is '2'", lambda: attn.attention(Q, K, V, threads="2")),
+    (ValueError, "threads is 4294967297", lambda: attn.attention(Q, K, V, threads=2**32 + 1)),
+    (TypeError, "rank is 1.5", lambda: attn.plan("tokens=9,dim=8", workers=3).rank(1.5)),
     (ValueError, "scale is 0", lambda: attn.attention(Q, K, V, scale=0)),
     (ValueError, "scale is nan", lambda: attn.attention(Q, K, V, scale=float("nan"))),
     (ValueError, "threads is 0", lambda: attn.attention(Q, K, V, threads=0)),
@@ -217,6 +223,12 @@ def test_refused(kind, text, function):
         function()
     if kind is ValueError:
         assert isinstance(caught.value, attn.Error) and caught.value.status == attn.Status.EINVAL
+
+
+@pytest.mark.parametrize("window, same", [((2**64 + 3, 0), (9, 0)), ((3, 2**64), (3, 9)), (2**63, None),
+                                          ((np.int64(3), np.uint8(1)), (3, 1))])
+def test_windows_beyond_any_key(window, same):
+    assert np.array_equal(attn.attention(Q, K, V, window=window), attn.attention(Q, K, V, window=same))
 
 
 def test_broadcast_input_is_read_in_place(random):

@@ -83,6 +83,19 @@ def test_torch_cpu(more):
     assert rows[0]["status"] == "ok"
 
 
+@needs_torch
+def test_torch_cpu_goes_on():
+    """A case that cannot be computed is a row, and the others are measured."""
+    environment = {**os.environ, "ATTN_LIBRARY": attn.library()}
+    program = [sys.executable, PEERS / "torch_cpu.py", "--format", "json", "--tokens", "20", "--pairs", "2",
+               "--mask", "full"]
+    answer = subprocess.run([*program, "--dim", "8,513,16"],
+                            check=True, capture_output=True, text=True, env=environment)
+    rows = json.loads(answer.stdout)["rows"]
+    assert [row["dim"] for row in rows] == [8, 513, 16]
+    assert [row["status"] == "ok" for row in rows] == [True, False, True] and "513" in rows[1]["status"]
+
+
 # ---- torch_cuda.py, as far as no GPU is needed ----
 
 

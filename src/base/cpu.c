@@ -87,6 +87,9 @@ static bool ask_for_tiles(void)
 #endif
 }
 
+/* The value of ATTN_ISA that names no level, or NULL. */
+static _Atomic(const char *) unknown_level;
+
 static uint32_t allowed(void)
 {
     static const struct {
@@ -106,6 +109,7 @@ static uint32_t allowed(void)
             return levels[i].features;
         }
     }
+    atomic_store(&unknown_level, isa != NULL && isa[0] != '\0' ? isa : NULL);
     return UINT32_MAX;
 }
 
@@ -123,6 +127,18 @@ uint32_t attn__cpu(void)
         atomic_store(&cached, features);
     }
     return features;
+}
+
+attn_status attn__cpu_level(void)
+{
+    (void)attn__cpu();
+    const char *isa = atomic_load(&unknown_level);
+    if (isa != NULL) {
+        return attn__fail(ATTN_EINVAL,
+                          "ATTN_ISA is %.40s; the levels are ref, avx2, avx512, avx512bf16, amx and neon",
+                          isa);
+    }
+    return ATTN_OK;
 }
 
 void attn__cpu_override(uint32_t features)

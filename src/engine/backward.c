@@ -7,31 +7,36 @@
  *     finish    by query tile: dq out of fp32, where it is stored in 16 bits
  *
  * Where dq, dk and dv are fp32 with dense dims they are summed in their place.  Cost: 2.5 times the forward
- * FLOPs; memory beside scratch: lse and delta, and dq in fp32 where it is stored in 16 bits.
+ * FLOPs; memory beside scratch: lse and delta, and dq in fp32 where it is stored in 16 bits: each range of
+ * keys adds to it in turn, and it is rounded once.
  */
 #include <string.h>
 
 #include "engine/backward.h"
 
-static int64_t rows_of(const attn_problem *p)
+/* Query rows of a head, over all sequences, at most. */
+static int64_t rows_of_head(const attn_problem *p)
 {
-    return p->batch * p->heads_q * p->tokens_q;
+    const int64_t rows = p->batch * p->tokens_q;
+    return p->total_q > 0 ? attn__min(p->total_q, rows) : rows;
 }
 
-static int64_t tiles_of(const attn_plan *plan)
+/* Places for the query tiles of a head: attn__first_place(). */
+static int64_t places_of(const attn_plan *plan)
 {
-    return attn__ceil_div(plan->problem.tokens_q, plan->tile_q);
+    return rows_of_head(&plan->problem) / plan->tile_q + plan->problem.batch;
 }
 
 attn__space attn__backward_space(const attn_plan *plan)
 {
     const attn_problem *p = &plan->problem;
-    const int64_t real = (int64_t)sizeof(float), integer = (int64_t)sizeof(int64_t), rows = rows_of(p);
+    const int64_t real = (int64_t)sizeof(float), integer = (int64_t)sizeof(int64_t);
+    const int64_t rows = rows_of_head(p) * p->heads_q;
     attn__space s = {.q_rows = p->tokens_q, .kv_rows = p->tokens_kv};
     s.lists = 2 * attn__aligned(p->batch * integer) + attn__aligned((attn__ranges_most(plan) + 1) * integer);
     s.partial = 2 * attn__aligned(rows * real) +
                 attn__aligned(p->dtype_out != ATTN_F32 ? rows * p->dim_qk * real : 0) +
-                attn__aligned(p->batch * p->heads_q * tiles_of(plan) * (int64_t)sizeof(atomic_uint));
+                attn__aligned(p->heads_q * places_of(plan) * (int64_t)sizeof(atomic_uint));
     s.thread = attn__range_space(plan);
     return s;
 }
@@ -40,9 +45,10 @@ static void lay_out(attn__backward *b)
 {
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
-    const int64_t real = (int64_t)sizeof(float), integer = (int64_t)sizeof(int64_t), rows = rows_of(p);
+    const int64_t real = (int64_t)sizeof(float), integer = (int64_t)sizeof(int64_t);
+    const int64_t rows = rows_of_head(p) * p->heads_q;
     char *at = b->run.workspace;
-    b->tiles = tiles_of(plan);
+    b->places = places_of(plan);
     b->order = attn__take(&at, p->batch * integer);
     b->count = attn__take(&at, p->batch * integer);
     b->first = attn__take(&at, (attn__ranges_most(plan) + 1) * integer);
@@ -51,7 +57,7 @@ static void lay_out(attn__backward *b)
     if (p->dtype_out != ATTN_F32) {
         b->dq = attn__take(&at, rows * p->dim_qk * real);
     }
-    b->turns = attn__take(&at, p->batch * p->heads_q * b->tiles * (int64_t)sizeof(atomic_uint));
+    b->turns = attn__take(&at, p->heads_q * b->places * (int64_t)sizeof(atomic_uint));
     b->threads = at;
     if (b->io.dq.data == NULL) {
         b->dq = NULL;
@@ -65,14 +71,25 @@ typedef struct tile {
     int64_t head, row, count;
 } tile;
 
-/* The rows of a number in [0, batch * heads_q * tiles); none where a sequence is shorter than the longest. */
+/* The last sequence whose tiles begin at `place` or before it. */
+static int64_t sequence_of(const attn__backward *b, int64_t place)
+{
+    int64_t low = 0, high = b->plan->problem.batch;
+    while (high - low > 1) {
+        int64_t middle = low + (high - low) / 2;
+        attn__sequence s = attn__sequence_at(&b->sequences, middle);
+        *(attn__first_place(b, &s, middle) <= place ? &low : &high) = middle;
+    }
+    return low;
+}
+
+/* The rows of a number in [0, heads_q * places); none where no tile is. */
 static tile tile_at(const attn__backward *b, int64_t number)
 {
-    const attn_plan *plan = b->plan;
-    int64_t plane = number / b->tiles;
-    tile t = {.head = plane % plan->problem.heads_q, .row = number % b->tiles * plan->tile_q};
-    t.s = attn__sequence_at(&b->sequences, plane / plan->problem.heads_q);
-    t.count = attn__max(0, attn__min(plan->tile_q, t.s.q_count - t.row));
+    const int64_t tile_q = b->plan->tile_q, place = number % b->places, index = sequence_of(b, place);
+    tile t = {.head = number / b->places, .s = attn__sequence_at(&b->sequences, index)};
+    t.row = (place - attn__first_place(b, &t.s, index)) * tile_q;
+    t.count = attn__max(0, attn__min(tile_q, t.s.q_count - t.row));
     return t;
 }
 
@@ -87,11 +104,11 @@ static void prepare(attn__backward *b, int64_t number)
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
     tile t = tile_at(b, number);
-    int64_t at = attn__row_at(b, &t.s, t.head, t.row);
     atomic_init(&b->turns[number], 0);
     if (t.count == 0) {
         return;
     }
+    int64_t at = attn__row_at(b, &t.s, t.head, t.row);
     attn__rows lse = rows_at(&b->io.lse, ATTN_F32, &t);
     attn_to_f32(b->lse + at, lse.data, ATTN_F32, lse.token, t.count);
     if (b->io.delta.data != NULL) {
@@ -112,6 +129,9 @@ static void finish(const attn__backward *b, int64_t number)
 {
     int64_t dim = b->plan->problem.dim_qk;
     tile t = tile_at(b, number);
+    if (t.count == 0) {
+        return;
+    }
     attn__put_rows(b->plan, &b->io.dq, t.s.batch, t.head, t.s.q_first + t.row, t.count, dim,
                    b->dq + attn__row_at(b, &t.s, t.head, t.row) * dim, b->io.accumulate);
 }
@@ -120,7 +140,7 @@ static attn_status compute(attn__backward *b)
 {
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
-    int64_t numbers = p->batch * p->heads_q * b->tiles;
+    int64_t numbers = p->heads_q * b->places;
     int64_t cells = attn__band_cells(plan->band, 0, p->tokens_q, 0, p->tokens_kv);
     bool together = attn__worth_threads(2.5 * attn__flops(p, cells));
 #pragma omp parallel for schedule(static) num_threads(plan->threads) if (together)
@@ -204,7 +224,8 @@ attn_status attn_backward(const attn_problem *problem, const attn_gradients *io,
     o.backward = 1;
     o.in_memory = 1;
     if (io != NULL && io->size == sizeof *io) {
-        problem = attn__problem_with_totals(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
+        problem = attn__problem_with_totals(&copy, problem, &o, io->cu_seqlens_q, io->cu_seqlens_kv,
+                                            io->total_q, io->total_kv);
     }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
     void *workspace;

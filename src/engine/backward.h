@@ -11,14 +11,14 @@ typedef struct attn__backward {
     const attn_plan *plan;
     attn_gradients io; /* strides filled in */
     attn__sequences sequences;
-    int64_t tiles;      /* query tiles of the longest sequence there may be */
+    int64_t places;     /* for query tiles, of a head */
     int64_t *order;     /* sequences by falling number of ranges */
     int64_t *count;     /* [batch]: ranges of a sequence */
     int64_t *first;     /* [levels + 1]: items of the ranges before one, over all sequences */
     int64_t levels;     /* most ranges of a sequence here */
     float *lse, *delta; /* [sequence][query head][query], dense */
     float *dq;          /* likewise, [..][dim_qk]: the sum where dq itself is no place for fp32; or NULL */
-    atomic_uint *turns; /* [sequence][query head][tile]: the range whose turn it is; NULL without dq */
+    atomic_uint *turns; /* [query head][place]: of a query tile, the range whose turn it is */
     char *threads;
     atomic_int_least64_t next;  /* item */
     atomic_int_least64_t cells; /* of the finished items */
@@ -39,6 +39,12 @@ void attn__ranges_work(attn__backward *b);
 static inline bool attn__adds_in_place(const attn_plan *plan, const attn_tensor *t)
 {
     return plan->problem.dtype_out == ATTN_F32 && t->stride[3] == 1;
+}
+/* Where the query tiles of sequence `index` begin among those of all: each sequence has a place for each of
+ * its tiles, and at most one more, so that no list of them is needed. */
+static inline int64_t attn__first_place(const attn__backward *b, const attn__sequence *s, int64_t index)
+{
+    return s->rows_before / b->plan->tile_q + index;
 }
 /* Where the arrays of the workspace keep a query row. */
 static inline int64_t attn__row_at(const attn__backward *b, const attn__sequence *s, int64_t head,

@@ -231,11 +231,11 @@ attn_status attn__run_event(attn__run *run, attn_event event);
 void attn__run_failed(attn__run *run, attn_status status);
 bool attn__run_stopped(attn__run *run);
 
-/* For the calls that plan and execute at once: what such a call on a GPU knows of its sequences, their
- * tokens, told to the problem, in *copy; */
+/* For the calls that plan and execute at once: what such a call knows of its sequences, their tokens, told to
+ * the problem, in *copy; */
 const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_problem *problem,
                                               const attn_options *options, const int64_t *cu_q,
-                                              int64_t total_q, int64_t total_kv);
+                                              const int64_t *cu_kv, int64_t total_q, int64_t total_kv);
 /* and the plan's workspace.  close waits for a GPU's stream; it returns the first failure, `status` or its
  * own. */
 attn_status attn__workspace_open(void **workspace, const attn_plan *plan);

@@ -229,11 +229,19 @@ attn_status attn__workspace_close(void *workspace, const attn_plan *plan, void *
 
 const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_problem *problem,
                                               const attn_options *options, const int64_t *cu_q,
-                                              int64_t total_q, int64_t total_kv)
+                                              const int64_t *cu_kv, int64_t total_q, int64_t total_kv)
 {
     if (problem == NULL || problem->size != sizeof *problem || problem->total_q != 0 || cu_q == NULL ||
-        options->device != ATTN_CUDA) {
+        cu_kv == NULL || problem->batch < 0 || !options->in_memory) {
         return problem;
+    }
+    if (options->device != ATTN_CUDA) { /* the lists can be read; nonsense in them is told later */
+        const int64_t batch = attn__max(problem->batch, 1), most = (int64_t)1 << 40;
+        total_q = cu_q[batch];
+        total_kv = cu_kv[batch];
+        if (total_q < 0 || total_kv < 0 || total_q > most || total_kv > most) {
+            return problem;
+        }
     }
     *copy = *problem;
     copy->total_q = attn__max(total_q, 1);
@@ -248,7 +256,8 @@ attn_status attn_forward(const attn_problem *problem, const attn_io *io, const a
     attn_plan *plan;
     if (io != NULL && io->size == sizeof *io) {
         o.in_memory = io->source == NULL ? 1 : o.in_memory;
-        problem = attn__problem_with_totals(&copy, problem, &o, io->cu_seqlens_q, io->total_q, io->total_kv);
+        problem = attn__problem_with_totals(&copy, problem, &o, io->cu_seqlens_q, io->cu_seqlens_kv,
+                                            io->total_q, io->total_kv);
     }
     ATTN__TRY(attn_plan_create(&plan, problem, &o));
     void *workspace;

@@ -308,23 +308,44 @@ attn_status attn_interest_search(int64_t workers, int64_t size, double seconds, 
 
 /* ---- the kernel table ---- */
 
+/* Why it is not taken for this shape, or only when asked for by name. */
+static const char *objection(const attn__kernel *kernel, const attn__shape *shape)
+{
+    const char *reason = attn__kernel_refusal(kernel, shape);
+    return reason != NULL ? reason : attn__kernel_reluctance(kernel, shape);
+}
+
+/* The same of this machine alone: of the dtype that a kernel has least against. */
+static const char *objection_here(const attn__kernel *kernel)
+{
+    attn__shape plain = {.dim_qk = 64, .dim_v = 64, .rows = 256, .keys = 256};
+    const char *reason = NULL;
+    for (plain.dtype = ATTN_F32; plain.dtype <= ATTN_BF16; plain.dtype++) {
+        reason = objection(kernel, &plain);
+        if (reason == NULL) {
+            return NULL;
+        }
+    }
+    return reason;
+}
+
 /* Row `index` of the CPU's table. */
 static attn_verdict judge_cpu(const attn_plan *plan, int64_t index)
 {
     const attn__kernel *kernel = attn__kernels[index];
-    const attn__shape plain = {.dim_qk = 64, .dim_v = 64, .rows = 256, .keys = 256};
-    const attn__shape *shape = plan != NULL ? &plan->shape : &plain;
     attn_verdict verdict = {
         .size = sizeof verdict,
         .name = kernel->name,
         .summary = kernel->summary,
         .chosen = plan != NULL && plan->kernel == kernel,
         .rounds_weights = kernel->rounds_weights,
-        .reason = attn__kernel_refusal(kernel, shape),
         .device = ATTN_CPU,
     };
-    if (verdict.reason == NULL && !verdict.chosen) {
-        verdict.reason = attn__kernel_reluctance(kernel, shape);
+    if (plan == NULL) {
+        verdict.reason = objection_here(kernel);
+    } else {
+        verdict.reason =
+            verdict.chosen ? attn__kernel_refusal(kernel, &plan->shape) : objection(kernel, &plan->shape);
     }
     return verdict;
 }

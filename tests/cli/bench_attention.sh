@@ -88,6 +88,7 @@ refused() { # PATTERN ARGUMENT...
     shift
     exits 2 "bench attention $* is refused" bench attention "$@"
     tells "$pattern" "it is told why"
+    check "and no data is written" test ! -s "$out"
 }
 refused 'did you mean naive' --contestant nave
 refused 'not both' --dim 64 --embedding 64
