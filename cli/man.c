@@ -131,7 +131,7 @@ static void write_tail(FILE *file, const cli_verb *self)
     static const char *const environment[][2] = {
         {"ATTN_ISA",
          "ref, neon, avx2, avx512, avx512bf16 or amx: use kernels of that level of the instruction set "
-         "and those below"},
+         "and those below; with another value nothing is computed"},
         {"OMP_NUM_THREADS", "threads, where --threads is not given"},
         {"NO_COLOR", "if set and not empty: no colours"},
         {"COLUMNS", "width of the terminal"},

@@ -204,7 +204,9 @@ static void compare_row(compare *c, int64_t batch, int64_t head, int64_t row, co
         double got = (double)c->got_lse;
         bool exact = isfinite(lse) || (finite && lse == -INFINITY);
         right = right && (exact ? agree(got, lse, v->tolerance.lse) : !isfinite(got));
-        v->lse_error = isfinite(lse) && isfinite(got) ? fmax(v->lse_error, fabs(got - lse)) : v->lse_error;
+        if (isfinite(lse)) {
+            v->lse_error = fmax(v->lse_error, isfinite(got) ? fabs(got - lse) : (double)INFINITY);
+        }
         v->ratio = fmax(v->ratio, v->lse_error / v->tolerance.lse);
     }
     v->rows++;

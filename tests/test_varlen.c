@@ -145,6 +145,13 @@ static void test_bad_arguments(void **state)
     attn_io good = sequence_case_io(&c), io;
     good.cu_seqlens_q = good.cu_seqlens_kv = fine;
     assert_int_equal(attn_forward(p, &good, NULL), ATTN_OK);
+    attn_problem strange = *p;
+    strange.batch = INT64_C(1) << 50; /* lists that nobody can have given are not read */
+    refuse(&strange, &good, NULL, ATTN_EINVAL, "batch");
+    strange = *p, strange.total_kv = 5;
+    refuse(&strange, &good, NULL, ATTN_EINVAL, "total");
+    strange = *p, strange.placed = 1;
+    refuse(&strange, &good, NULL, ATTN_EINVAL, "cu_seqlens");
     refuse(p, (io = good, io.cu_seqlens_q = NULL, &io), NULL, ATTN_EINVAL, "neither");
     refuse(p, (io = good, io.cu_seqlens_kv = NULL, &io), NULL, ATTN_EINVAL, "neither");
     refuse(p, (io = good, io.cu_seqlens_q = begins, &io), NULL, ATTN_EINVAL, "begin at 0");

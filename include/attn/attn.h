@@ -142,9 +142,10 @@ typedef struct attn_problem {
     attn_dtype dtype_out; /* of o in memory */
     attn_mask mask;
     int64_t window_left, window_right; /* only with ATTN_MASK_WINDOW; -1: no bound */
-    double scale; /* 0: 1/sqrt(dim_qk); must be finite.  Scores beyond 2.3e38 (fp32's largest number /
-                     log2(e)) make NaN of the rows that see them */
-    int placed;   /* 1: query 0 is token first_q and key 0 token first_kv of one long sequence */
+    double scale; /* 0: 1/sqrt(dim_qk); must be finite.  A score above 2.3e38, which is fp32's largest number
+                     / log2(e), makes NaN of the rows that see it, one below -2.3e38 counts as hidden */
+    int placed; /* 1: query 0 is token first_q and key 0 token first_kv of one long sequence.  A block without
+                   tokens needs no call: merged, or accumulated, it would change nothing */
     int64_t first_q, first_kv; /* only if placed; then shift = first_q - first_kv */
     int64_t total_q, total_kv; /* of sequences of unequal length (attn_io): most tokens in all; 0: not told */
 } attn_problem;
@@ -336,7 +337,8 @@ typedef struct attn_options {
  * Decides everything about `problem` under `options` (NULL: all defaults) and touches no data.  Costs
  * O(k^2 + W) time and memory.  With device CUDA and without in_memory the plan's first execute takes, and the
  * plan keeps until it is destroyed, memory of the GPU (attn_summary.device_memory) and pinned memory of the
- * host.  On success *plan is owned by the caller, who frees it with
+ * host: it may fail with ATTN_ENOMEM.  Without a memory_limit each plan is made for what the GPU has free
+ * then, so give one to each of several.  On success *plan is owned by the caller, who frees it with
  * attn_plan_destroy().  Fails with ATTN_EINVAL (a field, or an interest set that covers not all differences:
  * the text lists them), ATTN_EUNSUPPORTED (no kernel takes it), ATTN_ELIMIT, ATTN_ENOMEM; then *plan = NULL.
  */
@@ -402,11 +404,11 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
                                                   const attn_options *options);
 
 /*
- * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above: 8 bytes
- * a query row, and where dq is stored in 16 bits its sums in fp32, since ranges of keys add to it in turn.
- * The more threads, the shorter the ranges of keys that they share, but sums over keys are made in a fixed
- * order: the bits do not depend on their number.  q, k, v, o, dout and the results must not overlap:
- * ATTN_EINVAL if a result begins where another of them does.
+ * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above; on a CPU
+ * beside what each thread wants it has 8 bytes for each query row and, where dq is stored in 16 bits, its
+ * sums in fp32, since ranges of keys add to it in turn.  The more threads, the shorter the ranges of keys
+ * that they share, but sums over keys are made in a fixed order: the bits do not depend on their number.  q,
+ * k, v, o, dout and the results must not overlap: ATTN_EINVAL if a result begins where another of them does.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
                                                            void *workspace);

@@ -13,7 +13,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from . import _arrays
 from ._arrays import Starts, View
 from ._library import LIBRARY, create_plan, failure, last_error
-from ._problem import Inputs, band, gradients_of, options_of
+from ._problem import Inputs, band, gradients_of, index_of, options_of, real_of
 from ._spaces import NOTHING, Signature, sequences, view_of
 from ._types import Device, Dtype, Gradients, Io, Options
 
@@ -35,12 +35,11 @@ class Settings(NamedTuple):
 def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, threads: Optional[int],
                 kernel: Optional[str], deterministic: bool) -> Settings:
     if window is not None:
-        band(causal, window) # now, since what it refuses may be no key
-        window = tuple(window) if isinstance(window, list) else window
-    try:
-        scale = None if scale is None else float(scale)
-    except (TypeError, ValueError):
-        raise TypeError(f"scale is {scale!r}; give a number, or None for 1/sqrt(dim)") from None
+        window = band(causal, window)[1:] # now, since what it refuses may be no key
+    if scale is not None:
+        scale = real_of("scale", scale)
+    if threads is not None:
+        threads = index_of("threads", threads)
     return Settings(bool(causal), window, scale, str(layout), threads,
                     kernel and str(kernel), deterministic)
 

@@ -20,9 +20,24 @@ FAR = 2**40 # further than any key
 def index_of(name: str, value: Any) -> int:
     """A whole number, of Python or NumPy."""
     try:
-        return operator.index(value)
+        number = operator.index(value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}; give a whole number") from None
+    if not -2**63 <= number < 2**63:
+        raise InvalidArgument(f"{name} is {value!r}; no such number can be meant")
+    return number
+
+
+def real_of(name: str, value: Any) -> float:
+    """A number, of Python or NumPy; infinite where it is too large."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)
+    except OverflowError:
+        return math.inf
+    except (TypeError, ValueError):
+        pass
+    raise TypeError(f"{name} is {value!r}; give a number")
 
 
 def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:

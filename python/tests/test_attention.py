@@ -189,6 +189,10 @@ REFUSED = [
     (ValueError, r"window is array\(\[1, 2\]\)", lambda: attn.attention(Q, K, V, window=np.array([1, 2]))),
     (ValueError, r"window is \(1.0, 2\)", lambda: attn.attention(Q, K, V, window=(1.0, 2))),
     (TypeError, "scale is 'x'", lambda: attn.attention(Q, K, V, scale="x")),
+    (TypeError, "scale is '0.5'", lambda: attn.attention(Q, K, V, scale="0.5")),
+    (ValueError, "scale is inf", lambda: attn.attention(Q, K, V, scale=10**400)),
+    (TypeError, r"threads is \[1\]", lambda: attn.attention(Q, K, V, threads=[1])),
+    (ValueError, "rank is 18446744073709551617", lambda: attn.plan("tokens=9,dim=8", workers=3).rank(2**64 + 1)),
     (TypeError, "threads is '2'", lambda: attn.attention(Q, K, V, threads="2")),
     (ValueError, "threads is 4294967297", lambda: attn.attention(Q, K, V, threads=2**32 + 1)),
     (TypeError, "rank is 1.5", lambda: attn.plan("tokens=9,dim=8", workers=3).rank(1.5)),
@@ -226,7 +230,8 @@ def test_refused(kind, text, function):
 
 
 @pytest.mark.parametrize("window, same", [((2**64 + 3, 0), (9, 0)), ((3, 2**64), (3, 9)), (2**63, None),
-                                          ((np.int64(3), np.uint8(1)), (3, 1))])
+                                          ((np.int64(3), np.uint8(1)), (3, 1)),
+                                          ((np.array(3), np.array(1)), (3, 1))])
 def test_windows_beyond_any_key(window, same):
     assert np.array_equal(attn.attention(Q, K, V, window=window), attn.attention(Q, K, V, window=same))
 

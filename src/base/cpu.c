@@ -4,7 +4,7 @@
  * caches want to be asked, and whether products of pairs are fast.
  *
  * ATTN_ISA names a level; features above it are hidden, so that one machine can run the test suite once for
- * each level.  An unknown name hides nothing.
+ * each level.  An unknown name hides nothing, but with it no plan is made (attn__cpu_level).
  *
  * Linux gives a process the state of AMX tiles only when asked (arch_prctl,
  * Documentation/arch/x86/xstate.rst); the answer holds for all its threads.  A build that emulates AMX has it
@@ -87,8 +87,8 @@ static bool ask_for_tiles(void)
 #endif
 }
 
-/* The value of ATTN_ISA that names no level, or NULL. */
-static _Atomic(const char *) unknown_level;
+/* Does ATTN_ISA name no level? */
+static atomic_bool unknown_level;
 
 static uint32_t allowed(void)
 {
@@ -109,7 +109,7 @@ static uint32_t allowed(void)
             return levels[i].features;
         }
     }
-    atomic_store(&unknown_level, isa != NULL && isa[0] != '\0' ? isa : NULL);
+    atomic_store(&unknown_level, isa != NULL && isa[0] != '\0');
     return UINT32_MAX;
 }
 
@@ -132,11 +132,10 @@ uint32_t attn__cpu(void)
 attn_status attn__cpu_level(void)
 {
     (void)attn__cpu();
-    const char *isa = atomic_load(&unknown_level);
-    if (isa != NULL) {
+    if (atomic_load(&unknown_level)) {
         return attn__fail(ATTN_EINVAL,
-                          "ATTN_ISA is %.40s; the levels are ref, avx2, avx512, avx512bf16, amx and neon",
-                          isa);
+                          "the environment variable ATTN_ISA names no instruction set; the levels are "
+                          "ref, avx2, avx512, avx512bf16, amx and neon");
     }
     return ATTN_OK;
 }

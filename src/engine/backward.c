@@ -21,7 +21,7 @@ static int64_t rows_of_head(const attn_problem *p)
     return p->total_q > 0 ? attn__min(p->total_q, rows) : rows;
 }
 
-/* Places for the query tiles of a head: attn__first_place(). */
+/* Places for query tiles: attn__first_place(). */
 static int64_t places_of(const attn_plan *plan)
 {
     return rows_of_head(&plan->problem) / plan->tile_q + plan->problem.batch;
@@ -36,7 +36,7 @@ attn__space attn__backward_space(const attn_plan *plan)
     s.lists = 2 * attn__aligned(p->batch * integer) + attn__aligned((attn__ranges_most(plan) + 1) * integer);
     s.partial = 2 * attn__aligned(rows * real) +
                 attn__aligned(p->dtype_out != ATTN_F32 ? rows * p->dim_qk * real : 0) +
-                attn__aligned(p->heads_q * places_of(plan) * (int64_t)sizeof(atomic_uint));
+                attn__aligned(places_of(plan) * p->heads_q * (int64_t)sizeof(atomic_uint));
     s.thread = attn__range_space(plan);
     return s;
 }
@@ -57,7 +57,7 @@ static void lay_out(attn__backward *b)
     if (p->dtype_out != ATTN_F32) {
         b->dq = attn__take(&at, rows * p->dim_qk * real);
     }
-    b->turns = attn__take(&at, p->heads_q * b->places * (int64_t)sizeof(atomic_uint));
+    b->turns = attn__take(&at, b->places * p->heads_q * (int64_t)sizeof(atomic_uint));
     b->threads = at;
     if (b->io.dq.data == NULL) {
         b->dq = NULL;
@@ -71,24 +71,31 @@ typedef struct tile {
     int64_t head, row, count;
 } tile;
 
-/* The last sequence whose tiles begin at `place` or before it. */
-static int64_t sequence_of(const attn__backward *b, int64_t place)
+/* The last sequence whose tiles begin at `place` or before it.  near: one that is not behind it, or -1. */
+static int64_t sequence_of(const attn__backward *b, int64_t place, int64_t near)
 {
-    int64_t low = 0, high = b->plan->problem.batch;
-    while (high - low > 1) {
-        int64_t middle = low + (high - low) / 2;
-        attn__sequence s = attn__sequence_at(&b->sequences, middle);
-        *(attn__first_place(b, &s, middle) <= place ? &low : &high) = middle;
+    const int64_t batch = b->plan->problem.batch;
+    if (near < 0) {
+        int64_t high = batch;
+        for (near = 0; high - near > 1;) {
+            int64_t middle = near + (high - near) / 2;
+            *(attn__first_place(b, middle) <= place ? &near : &high) = middle;
+        }
     }
-    return low;
+    while (near + 1 < batch && attn__first_place(b, near + 1) <= place) {
+        near++;
+    }
+    return near;
 }
 
-/* The rows of a number in [0, heads_q * places); none where no tile is. */
-static tile tile_at(const attn__backward *b, int64_t number)
+/* The rows of a number in [0, places * heads_q), of which a thread asks for rising ones; none where no tile
+ * is. near: its last sequence, or -1. */
+static tile tile_at(const attn__backward *b, int64_t number, int64_t *near)
 {
-    const int64_t tile_q = b->plan->tile_q, place = number % b->places, index = sequence_of(b, place);
-    tile t = {.head = number / b->places, .s = attn__sequence_at(&b->sequences, index)};
-    t.row = (place - attn__first_place(b, &t.s, index)) * tile_q;
+    const int64_t tile_q = b->plan->tile_q, heads = b->plan->problem.heads_q, place = number / heads;
+    *near = sequence_of(b, place, *near);
+    tile t = {.head = number % heads, .s = attn__sequence_at(&b->sequences, *near)};
+    t.row = (place - attn__first_place(b, *near)) * tile_q;
     t.count = attn__max(0, attn__min(tile_q, t.s.q_count - t.row));
     return t;
 }
@@ -99,11 +106,11 @@ static attn__rows rows_at(const attn_tensor *t, attn_dtype dtype, const tile *at
                         t->stride[2], t->stride[3]};
 }
 
-static void prepare(attn__backward *b, int64_t number)
+static void prepare(attn__backward *b, int64_t number, int64_t *near)
 {
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
-    tile t = tile_at(b, number);
+    tile t = tile_at(b, number, near);
     atomic_init(&b->turns[number], 0);
     if (t.count == 0) {
         return;
@@ -125,10 +132,10 @@ static void prepare(attn__backward *b, int64_t number)
     }
 }
 
-static void finish(const attn__backward *b, int64_t number)
+static void finish(const attn__backward *b, int64_t number, int64_t *near)
 {
     int64_t dim = b->plan->problem.dim_qk;
-    tile t = tile_at(b, number);
+    tile t = tile_at(b, number, near);
     if (t.count == 0) {
         return;
     }
@@ -140,12 +147,12 @@ static attn_status compute(attn__backward *b)
 {
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
-    int64_t numbers = p->heads_q * b->places;
+    int64_t numbers = b->places * p->heads_q, near = -1;
     int64_t cells = attn__band_cells(plan->band, 0, p->tokens_q, 0, p->tokens_kv);
     bool together = attn__worth_threads(2.5 * attn__flops(p, cells));
-#pragma omp parallel for schedule(static) num_threads(plan->threads) if (together)
+#pragma omp parallel for schedule(static) num_threads(plan->threads) firstprivate(near) if (together)
     for (int64_t number = 0; number < numbers; number++) {
-        prepare(b, number);
+        prepare(b, number, &near);
     }
     attn__ranges_number(b);
 #pragma omp parallel num_threads(plan->threads) if (together)
@@ -154,9 +161,9 @@ static attn_status compute(attn__backward *b)
         return attn__fail(b->run.status, "%s", b->run.text);
     }
     if (b->dq != NULL) {
-#pragma omp parallel for schedule(static) num_threads(plan->threads) if (together)
+#pragma omp parallel for schedule(static) num_threads(plan->threads) firstprivate(near) if (together)
         for (int64_t number = 0; number < numbers; number++) {
-            finish(b, number);
+            finish(b, number, &near);
         }
     }
     return ATTN_OK;
@@ -173,9 +180,9 @@ attn_status attn__gradients_open(attn_gradients *io, attn__sequences *s, const a
     if (from->q.data == NULL || from->k.data == NULL || from->v.data == NULL || from->dout.data == NULL) {
         return attn__fail(ATTN_EINVAL, "attn_gradients: give q, k, v and dout as tensors");
     }
-    ATTN__TRY(attn__gradients_apart(p, from));
     ATTN__TRY(attn__sequences_open(s, p, from->cu_seqlens_q, from->cu_seqlens_kv));
     int64_t queries = attn__sequences_tokens(s, ATTN_Q), keys = attn__sequences_tokens(s, ATTN_K);
+    ATTN__TRY(attn__gradients_apart(p, from, queries, keys));
     *io = *from;
     attn__tensor_strides(&io->q, p->heads_q, queries, p->dim_qk);
     attn__tensor_strides(&io->k, p->heads_kv, keys, p->dim_qk);

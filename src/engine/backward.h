@@ -11,14 +11,14 @@ typedef struct attn__backward {
     const attn_plan *plan;
     attn_gradients io; /* strides filled in */
     attn__sequences sequences;
-    int64_t places;     /* for query tiles, of a head */
+    int64_t places;     /* for query tiles */
     int64_t *order;     /* sequences by falling number of ranges */
     int64_t *count;     /* [batch]: ranges of a sequence */
     int64_t *first;     /* [levels + 1]: items of the ranges before one, over all sequences */
     int64_t levels;     /* most ranges of a sequence here */
     float *lse, *delta; /* [sequence][query head][query], dense */
     float *dq;          /* likewise, [..][dim_qk]: the sum where dq itself is no place for fp32; or NULL */
-    atomic_uint *turns; /* [query head][place]: of a query tile, the range whose turn it is */
+    atomic_uint *turns; /* [place][query head]: of a query tile, the range whose turn it is */
     char *threads;
     atomic_int_least64_t next;  /* item */
     atomic_int_least64_t cells; /* of the finished items */
@@ -42,9 +42,11 @@ static inline bool attn__adds_in_place(const attn_plan *plan, const attn_tensor 
 }
 /* Where the query tiles of sequence `index` begin among those of all: each sequence has a place for each of
  * its tiles, and at most one more, so that no list of them is needed. */
-static inline int64_t attn__first_place(const attn__backward *b, const attn__sequence *s, int64_t index)
+static inline int64_t attn__first_place(const attn__backward *b, int64_t index)
 {
-    return s->rows_before / b->plan->tile_q + index;
+    const attn__sequences *s = &b->sequences;
+    const int64_t before = s->cu_q != NULL ? s->cu_q[index] : index * s->problem->tokens_q;
+    return before / b->plan->tile_q + index;
 }
 /* Where the arrays of the workspace keep a query row. */
 static inline int64_t attn__row_at(const attn__backward *b, const attn__sequence *s, int64_t head,

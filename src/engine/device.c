@@ -222,10 +222,8 @@ static attn_status check_tensors(const attn_plan *plan, const attn__cuda_call *c
 {
     const char *reason = attn__cuda_refusal(plan->cuda, call, plan->backward);
     if (reason != NULL) {
-        return attn__fail(
-            ATTN_EUNSUPPORTED,
-            "kernel '%s' does not take these tensors: %s; copy them, or take the kernel fma-sm90",
-            plan->cuda->name, reason);
+        return attn__fail(ATTN_EUNSUPPORTED, "kernel '%s' does not take these tensors: %s", plan->cuda->name,
+                          reason);
     }
     return ATTN_OK;
 }
@@ -241,7 +239,7 @@ attn_status attn__device_forward(const attn_plan *plan, const attn_io *io, void 
     if (io->source != NULL || io->sink != NULL || io->o.data == NULL) {
         return attn__fail(ATTN_EINVAL, "on a GPU give tensors in its memory, o too; no source and no sink");
     }
-    ATTN__TRY(attn__io_apart(p, io));
+    ATTN__TRY(attn__io_apart(p, io, io->cu_seqlens_q != NULL ? io->total_q : p->tokens_q));
     ATTN__TRY(check_workspace(plan, workspace));
     ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
     ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, tokens));
@@ -269,7 +267,8 @@ attn_status attn__device_backward(const attn_plan *plan, const attn_gradients *i
         return attn__fail(ATTN_EINVAL,
                           "attn_gradients: give dout, lse, and o or delta, from the forward pass");
     }
-    ATTN__TRY(attn__gradients_apart(p, io));
+    ATTN__TRY(attn__gradients_apart(p, io, io->cu_seqlens_q != NULL ? io->total_q : p->tokens_q,
+                                    io->cu_seqlens_kv != NULL ? io->total_kv : p->tokens_kv));
     ATTN__TRY(check_workspace(plan, workspace));
     ATTN__TRY(take_lengths(&call, p, io->cu_seqlens_q, io->cu_seqlens_kv, io->total_q, io->total_kv));
     ATTN__TRY(take_inputs(&call, p, &io->q, &io->k, &io->v, n));

@@ -197,9 +197,11 @@ attn_status attn__io_inputs(attn__memory_io *memory, const attn_problem *problem
 attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, const attn_io *io);
 
 /* Refuses a result that begins where another array does: the overlap that is easily made, and seen at once.
- * Without queries or keys no array has anything that could be overwritten. */
-attn_status attn__io_apart(const attn_problem *problem, const attn_io *io);
-attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradients *io);
+ * Without queries or keys no array has anything that could be overwritten.  And one whose elements share
+ * memory; tokens, queries and keys: along the token axes. */
+attn_status attn__io_apart(const attn_problem *problem, const attn_io *io, int64_t tokens);
+attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradients *io, int64_t queries,
+                                  int64_t keys);
 
 /* ---- one execute ---- */
 

@@ -231,21 +231,24 @@ const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_pro
                                               const attn_options *options, const int64_t *cu_q,
                                               const int64_t *cu_kv, int64_t total_q, int64_t total_kv)
 {
-    if (problem == NULL || problem->size != sizeof *problem || problem->total_q != 0 || cu_q == NULL ||
-        cu_kv == NULL || problem->batch < 0 || !options->in_memory) {
+    if (problem == NULL || problem->size != sizeof *problem || cu_q == NULL || cu_kv == NULL ||
+        problem->total_q != 0 || problem->total_kv != 0 || problem->placed || !options->in_memory) {
         return problem;
     }
-    if (options->device != ATTN_CUDA) { /* the lists can be read; nonsense in them is told later */
-        const int64_t batch = attn__max(problem->batch, 1), most = (int64_t)1 << 40;
-        total_q = cu_q[batch];
-        total_kv = cu_kv[batch];
-        if (total_q < 0 || total_kv < 0 || total_q > most || total_kv > most) {
-            return problem;
-        }
-    }
     *copy = *problem;
+    if (attn_problem_check(copy) !=
+        ATTN_OK) { /* so how long the lists are is not known; the plan will tell */
+        return problem;
+    }
+    if (options->device == ATTN_CPU) { /* they can be read, and are looked at when the plan is executed */
+        total_q = cu_q[copy->batch];
+        total_kv = cu_kv[copy->batch];
+    }
     copy->total_q = attn__max(total_q, 1);
     copy->total_kv = attn__max(total_kv, 1);
+    if (attn_problem_check(copy) != ATTN_OK) {
+        return problem;
+    }
     return copy;
 }
 

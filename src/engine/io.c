@@ -133,11 +133,14 @@ static attn_status check_apart(const attn_problem *problem, const named *arrays,
     return ATTN_OK;
 }
 
-/* Not a result whose elements share memory, as one that was broadcast has them.  axes: that are looked at. */
-static attn_status check_spread(const char *name, const attn_tensor *t, const int64_t *counts, int axes)
+/* Not a result whose elements share memory, as one that was broadcast has them.  tokens: along its token
+ * axis. dim 0: there is no such axis. */
+static attn_status check_spread(const char *name, const attn_tensor *t, int64_t batch, int64_t heads,
+                                int64_t tokens, int64_t dim)
 {
     static const char *const axis[] = {"batch", "head", "token", "dim"};
-    for (int i = 0; i < axes && t->data != NULL && !is_contiguous(t); i++) {
+    const int64_t counts[] = {batch, heads, tokens, dim};
+    for (int i = 0; i < 4 && tokens > 0 && t->data != NULL && !is_contiguous(t); i++) {
         if (counts[i] > 1 && t->stride[i] == 0) {
             return attn__fail(ATTN_EINVAL,
                               "%s has a %s stride of 0: a result needs memory of its own for each element",
@@ -147,33 +150,28 @@ static attn_status check_spread(const char *name, const attn_tensor *t, const in
     return ATTN_OK;
 }
 
-attn_status attn__io_apart(const attn_problem *problem, const attn_io *io)
+attn_status attn__io_apart(const attn_problem *problem, const attn_io *io, int64_t tokens)
 {
     const named arrays[] = {
         {"o", io->o.data}, {"lse", io->lse.data}, {"q", io->q.data}, {"k", io->k.data}, {"v", io->v.data}};
-    const int64_t counts[] = {problem->batch, problem->heads_q, problem->tokens_q, problem->dim_v};
-    if (io->cu_seqlens_q == NULL) { /* else there may be no token, and strides as they come */
-        ATTN__TRY(check_spread("o", &io->o, counts, 4));
-        ATTN__TRY(check_spread("lse", &io->lse, counts, 3));
-    }
+    const int64_t batch = io->cu_seqlens_q != NULL ? 1 : problem->batch, heads = problem->heads_q;
+    ATTN__TRY(check_spread("o", &io->o, batch, heads, tokens, problem->dim_v));
+    ATTN__TRY(check_spread("lse", &io->lse, batch, heads, tokens, 0));
     return check_apart(problem, arrays, 5, 2);
 }
 
-attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradients *io)
+attn_status attn__gradients_apart(const attn_problem *problem, const attn_gradients *io, int64_t queries,
+                                  int64_t keys)
 {
     const named arrays[] = {{"dq", io->dq.data},      {"dk", io->dk.data},   {"dv", io->dv.data},
                             {"q", io->q.data},        {"k", io->k.data},     {"v", io->v.data},
                             {"o", io->o.data},        {"lse", io->lse.data}, {"dout", io->dout.data},
                             {"delta", io->delta.data}};
     const attn_problem *p = problem;
-    const int64_t queries[] = {p->batch, p->heads_q, p->tokens_q, p->dim_qk};
-    const int64_t keys[] = {p->batch, p->heads_kv, p->tokens_kv, p->dim_qk};
-    const int64_t values[] = {p->batch, p->heads_kv, p->tokens_kv, p->dim_v};
-    if (io->cu_seqlens_q == NULL) {
-        ATTN__TRY(check_spread("dq", &io->dq, queries, 4));
-        ATTN__TRY(check_spread("dk", &io->dk, keys, 4));
-        ATTN__TRY(check_spread("dv", &io->dv, values, 4));
-    }
+    const int64_t batch = io->cu_seqlens_q != NULL ? 1 : p->batch;
+    ATTN__TRY(check_spread("dq", &io->dq, batch, p->heads_q, queries, p->dim_qk));
+    ATTN__TRY(check_spread("dk", &io->dk, batch, p->heads_kv, keys, p->dim_qk));
+    ATTN__TRY(check_spread("dv", &io->dv, batch, p->heads_kv, keys, p->dim_v));
     return check_apart(problem, arrays, 10, 3);
 }
 
@@ -214,13 +212,13 @@ attn_status attn__io_open(attn__memory_io *memory, const attn_problem *problem, 
 {
     ATTN__TRY(attn__io_inputs(memory, problem, io));
     ATTN__TRY(check_outputs(io));
-    ATTN__TRY(attn__io_apart(problem, io));
+    const int64_t tokens = attn__sequences_tokens(&memory->sequences, ATTN_Q);
+    ATTN__TRY(attn__io_apart(problem, io, tokens));
     if (io->merge) {
         ATTN__TRY(check_merge(problem, io));
     }
     memory->o = io->o;
     memory->lse = io->lse;
-    int64_t tokens = attn__sequences_tokens(&memory->sequences, ATTN_Q);
     attn__tensor_strides(&memory->o, problem->heads_q, tokens, problem->dim_v);
     attn__tensor_strides(&memory->lse, problem->heads_q, tokens, 1);
     const attn_sink sink = {sizeof(attn_sink), memory, io->merge ? merge_tensor : write_tensor};

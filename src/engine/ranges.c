@@ -306,7 +306,7 @@ static bool add_tile(const item *t, int64_t head, int64_t tile)
         plan->kernel->backward(&gradient, t->scratch);
         return true;
     }
-    atomic_uint *turn = &b->turns[head * b->places + attn__first_place(b, &t->s, t->sequence) + tile];
+    atomic_uint *turn = &b->turns[(attn__first_place(b, t->sequence) + tile) * p->heads_q + head];
     if (!wait_for_turn(t, turn, tile)) {
         return false;
     }

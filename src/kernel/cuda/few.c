@@ -52,7 +52,7 @@ static const char *rejects_layout(const attn__cuda_call *call)
         !aligned(&call->v, batch_kv, call->heads_kv, tokens_kv, 2) ||
         !aligned(&call->o, batch_q, call->heads_q, tokens_q, out)) {
         return "batches, heads and tokens of q, k, v and o must be multiples of 16 bytes apart, with no "
-               "negative stride";
+               "negative stride; copy them, or take the kernel fma-sm90";
     }
     int64_t units = attn__ceil_div(call->tokens_kv, FEW_UNIT) * attn__few_tiles(call) * call->heads_kv;
     if (tokens_q >= INT32_MAX || tokens_kv >= INT32_MAX || call->batch > INT32_MAX / attn__max(units, 1)) {

@@ -114,7 +114,7 @@ static const char *shape_rejects(const attn__cuda_call *call)
     }
     const variant *v = variant_of(call);
     if (v->blocks > 1 && call->sms == 1) {
-        return "has gradients of more than 128 dims by two multiprocessors at once, and may use one";
+        return "has gradients of more than 128 dims by two multiprocessors at once, and sms allows one";
     }
     int64_t tiles = 0, pieces = 0;
     if (!attn__mul(attn__ceil_div(call->tokens_kv, v->keys) * call->batch, call->heads_kv, &tiles) ||
@@ -138,12 +138,12 @@ const char *attn__flash_backward_rejects(const attn__cuda_call *call)
         !attn__cuda_map_fits(&call->dout) ||
         (call->delta.data == NULL && !attn__cuda_aligned(&call->o, size))) {
         return "q, k, v, o and dout must begin at a multiple of 16 bytes, and so must each of their batches, "
-               "heads and tokens, with no negative stride";
+               "heads and tokens, with no negative stride; copy them, or take the kernel fma-sm90";
     }
     if (!attn__cuda_aligned(&call->dq, size) || !attn__cuda_aligned(&call->dk, size) ||
         !attn__cuda_aligned(&call->dv, size)) {
         return "dq, dk and dv must begin at a multiple of 16 bytes, and so must each of their batches, heads "
-               "and tokens";
+               "and tokens; copy them, or take the kernel fma-sm90";
     }
     return shape_rejects(call);
 }

@@ -61,7 +61,7 @@ static const char *bf16x3_rejects(const attn__cuda_call *call, bool backward)
         return "takes dims up to 256";
     }
     if (backward && widest(call) > 128 && call->sms == 1) {
-        return "has gradients of more than 128 dims by two multiprocessors at once, and may use one";
+        return "has gradients of more than 128 dims by two multiprocessors at once, and sms allows one";
     }
     return rejects(call, backward);
 }
