@@ -147,12 +147,16 @@ static attn_status compute(attn__backward *b)
 {
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
-    int64_t numbers = b->places * p->heads_q, near = -1;
+    int64_t numbers = b->places * p->heads_q;
     int64_t cells = attn__band_cells(plan->band, 0, p->tokens_q, 0, p->tokens_kv);
     bool together = attn__worth_threads(2.5 * attn__flops(p, cells));
-#pragma omp parallel for schedule(static) num_threads(plan->threads) firstprivate(near) if (together)
-    for (int64_t number = 0; number < numbers; number++) {
-        prepare(b, number, &near);
+#pragma omp parallel num_threads(plan->threads) if (together)
+    {
+        int64_t near = -1;
+#pragma omp for schedule(static)
+        for (int64_t number = 0; number < numbers; number++) {
+            prepare(b, number, &near);
+        }
     }
     attn__ranges_number(b);
 #pragma omp parallel num_threads(plan->threads) if (together)
@@ -161,9 +165,13 @@ static attn_status compute(attn__backward *b)
         return attn__fail(b->run.status, "%s", b->run.text);
     }
     if (b->dq != NULL) {
-#pragma omp parallel for schedule(static) num_threads(plan->threads) firstprivate(near) if (together)
-        for (int64_t number = 0; number < numbers; number++) {
-            finish(b, number, &near);
+#pragma omp parallel num_threads(plan->threads) if (together)
+        {
+            int64_t near = -1;
+#pragma omp for schedule(static)
+            for (int64_t number = 0; number < numbers; number++) {
+                finish(b, number, &near);
+            }
         }
     }
     return ATTN_OK;

@@ -20,8 +20,8 @@ fi
 ATTN_ISA=sse9 "$program" info >"$out"
 prints 'ATTN_ISA +sse9 +.*the levels are ref, avx2' "a level that is none is told"
 code=0
-ATTN_ISA=sse9 "$program" run --random tokens=9,dim=8 >"$out" 2>"$err" || code=$?
-check "and nothing is computed" test "$code" = 2 -a ! -s "$out"
+ATTN_ISA=sse9 "$program" plan --tokens 9 --workers 3 >"$out" 2>"$err" || code=$?
+check "and no plan is made" test "$code" = 2 -a ! -s "$out"
 needs_python
 exits 0 "json" info --format json
 check "json is valid, with its keys" python3 - "$out" <<'END'
