@@ -6,6 +6,8 @@
 #ifndef ATTN_TESTS_EMULATED_DRIVER_H
 #define ATTN_TESTS_EMULATED_DRIVER_H
 
+#include <string.h>
+
 #include "kernel/cuda/driver.h"
 
 static CUresult driver_push(CUcontext context)
@@ -37,11 +39,23 @@ static CUresult driver_set(CUfunction of, CUfunction_attribute attribute, int va
     return value <= 232448 ? CUDA_SUCCESS : CUDA_ERROR_INVALID_VALUE;
 }
 
+static CUresult driver_map(CUtensorMap *made, CUtensorMapDataType type, cuuint32_t rank, void *data,
+                           const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
+                           const cuuint32_t *steps, CUtensorMapInterleave interleave,
+                           CUtensorMapSwizzle swizzle, CUtensorMapL2promotion promotion,
+                           CUtensorMapFloatOOBfill fill)
+{
+    (void)type, (void)rank, (void)data, (void)sizes, (void)strides, (void)box, (void)steps;
+    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
+    memset(made, 0, sizeof *made);
+    return CUDA_SUCCESS;
+}
+
 static inline void driver_install(void)
 {
     attn__cuda.context_push = driver_push, attn__cuda.context_pop = driver_pop;
     attn__cuda.module_load = driver_load, attn__cuda.function_set = driver_set;
-    attn__cuda.capture_mode = driver_capture_mode;
+    attn__cuda.capture_mode = driver_capture_mode, attn__cuda.tensor_map = driver_map;
 }
 
 #endif

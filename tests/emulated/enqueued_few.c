@@ -34,16 +34,6 @@ static CUresult function(CUfunction *found, CUmodule module, const char *name)
     *found = (void *)&any;
     return CUDA_SUCCESS;
 }
-static CUresult map(CUtensorMap *made, CUtensorMapDataType type, cuuint32_t rank, void *data,
-                    const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
-                    const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                    CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
-{
-    (void)type, (void)rank, (void)data, (void)sizes, (void)strides, (void)box, (void)steps;
-    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
-    memset(made, 0, sizeof *made);
-    return CUDA_SUCCESS;
-}
 static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **params, void **extra)
 {
     (void)of, (void)extra;
@@ -63,7 +53,7 @@ static int install(void **state)
     (void)state;
     driver_install();
     attn__cuda.module_function = function;
-    attn__cuda.launch = launch, attn__cuda.tensor_map = map;
+    attn__cuda.launch = launch;
     return 0;
 }
 

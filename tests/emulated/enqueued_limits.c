@@ -64,16 +64,6 @@ static CUresult set(CUfunction of, CUfunction_attribute attribute, int value)
     }
     return CUDA_SUCCESS;
 }
-static CUresult map(CUtensorMap *made, CUtensorMapDataType type, cuuint32_t rank, void *data,
-                    const cuuint64_t *sizes, const cuuint64_t *strides, const cuuint32_t *box,
-                    const cuuint32_t *steps, CUtensorMapInterleave interleave, CUtensorMapSwizzle swizzle,
-                    CUtensorMapL2promotion promotion, CUtensorMapFloatOOBfill fill)
-{
-    (void)type, (void)rank, (void)data, (void)sizes, (void)strides, (void)box, (void)steps;
-    (void)interleave, (void)swizzle, (void)promotion, (void)fill;
-    memset(made, 0, sizeof *made);
-    return CUDA_SUCCESS;
-}
 static CUresult clear(CUdeviceptr memory, unsigned char value, size_t bytes, CUstream stream)
 {
     (void)memory, (void)value, (void)bytes, (void)stream;
@@ -100,7 +90,7 @@ static int install(void **state)
     (void)state;
     driver_install();
     attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
-    attn__cuda.launch = launch, attn__cuda.tensor_map = map, attn__cuda.memset_async = clear;
+    attn__cuda.launch = launch, attn__cuda.memset_async = clear;
     return 0;
 }
 
