@@ -319,7 +319,9 @@ static int check_args(const attention_args *args)
     if (args->common.device == ATTN_CUDA && args->threads.count > 0) {
         return cli_error(CLI_USAGE, "--threads belongs to --device cpu");
     }
-    return args->dry_run ? CLI_OK : cli_fail(cli_random_ready());
+    const int code =
+        cli_given(&args->common, "preset") && args->preset != PRESET_NONE ? check_preset(args) : CLI_OK;
+    return code != CLI_OK || args->dry_run ? code : cli_fail(cli_random_ready());
 }
 
 /* The GPU and, for the dtypes that are asked for, its peak. */
@@ -341,7 +343,6 @@ static int attention_verb(const void *values)
 {
     const attention_args *args = values;
     int code = check_args(args), preset = cli_given(&args->common, "preset") ? args->preset : PRESET_NONE;
-    code = code == CLI_OK && preset != PRESET_NONE ? check_preset(args) : code;
     if (code != CLI_OK) {
         return code;
     }

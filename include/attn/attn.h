@@ -216,8 +216,8 @@ typedef struct attn_sink {
  * strides zero means contiguous [heads, cu_seqlens[batch], dim].  Both lists, or neither; only tensors in
  * memory (options.in_memory), W = 1, no spool and not placed.  A sequence's bits are those that the same
  * kernel gives it alone; on a GPU, where the lengths of others decide how it is cut, they may differ by
- * rounding.  A plan that is told problem.total_q and total_kv is for such batches only; on a GPU
- * its workspace then grows with these, and not with batch times the longest sequence.
+ * rounding.  A plan that is told problem.total_q and total_kv is for such batches only; its
+ * workspace on a GPU, or for gradients, then grows with these, and not with batch times the longest sequence.
  *
  * With options.device = ATTN_CUDA and options.in_memory every pointer but source and sink is device memory,
  * cu_seqlens too; since nothing waits for the device to read them, total_q and total_kv tell what their last

@@ -65,15 +65,19 @@ def test_reference(random, causal):
     assert common.relative_error(common.reference_rows(q, k, v, rows, causal), wanted[rows]) < 1e-14
 
 
+def torch_cpu(options):
+    """The rows that torch_cpu.py prints."""
+    answer = subprocess.run([sys.executable, PEERS / "torch_cpu.py", "--format", "json", "--pairs", "2", *options],
+                            check=True, capture_output=True, text=True,
+                            env={**os.environ, "ATTN_LIBRARY": attn.library()})
+    return json.loads(answer.stdout)["rows"]
+
+
 @needs_torch
 @pytest.mark.parametrize("more", [["--queries", "3"], ["--kv-heads", "1"], ["--peer", "eager"]])
 def test_torch_cpu(more):
-    command = "--tokens 70 --dim 16 --heads 2 --pairs 2 --pass forward,backward --dtype f32,bf16"
-    environment = {**os.environ, "ATTN_LIBRARY": attn.library()}
-    program = [sys.executable, PEERS / "torch_cpu.py", "--format", "json"]
-    answer = subprocess.run([*program, *command.split(), *more],
-                            check=True, capture_output=True, text=True, env=environment)
-    rows = json.loads(answer.stdout)["rows"]
+    command = "--tokens 70 --dim 16 --heads 2 --pass forward,backward --dtype f32,bf16"
+    rows = torch_cpu([*command.split(), *more])
     few = "--queries" in more
     assert len(rows) == (4 if few else 8) and rows[0]["queries"] == (3 if few else 70)
     for row in rows:
@@ -86,12 +90,7 @@ def test_torch_cpu(more):
 @needs_torch
 def test_torch_cpu_goes_on():
     """A case that cannot be computed is a row, and the others are measured."""
-    environment = {**os.environ, "ATTN_LIBRARY": attn.library()}
-    program = [sys.executable, PEERS / "torch_cpu.py", "--format", "json", "--tokens", "20", "--pairs", "2",
-               "--mask", "full"]
-    answer = subprocess.run([*program, "--dim", "8,513,16"],
-                            check=True, capture_output=True, text=True, env=environment)
-    rows = json.loads(answer.stdout)["rows"]
+    rows = torch_cpu("--tokens 20 --mask full --dim 8,513,16".split())
     assert [row["dim"] for row in rows] == [8, 513, 16]
     assert [row["status"] == "ok" for row in rows] == [True, False, True] and "513" in rows[1]["status"]
 

@@ -101,7 +101,7 @@ enum {
  * level and those below.  Read once; where tiles are allowed, the first call asks the system for them. */
 uint32_t attn__cpu(void);
 /* Fails where ATTN_ISA names no level, which hides nothing. */
-attn_status attn__cpu_level(void);
+attn_status attn__cpu_check_isa(void);
 /* Tests: replaces what attn__cpu() answers. */
 void attn__cpu_override(uint32_t features);
 /* How many bytes ahead to ask the caches for what is read once and in order: 0 where the CPU does better

@@ -4,7 +4,7 @@
  * caches want to be asked, and whether products of pairs are fast.
  *
  * ATTN_ISA names a level; features above it are hidden, so that one machine can run the test suite once for
- * each level.  An unknown name hides nothing, but with it no plan is made (attn__cpu_level).
+ * each level.  An unknown name hides nothing, but with it no plan is made (attn__cpu_check_isa).
  *
  * Linux gives a process the state of AMX tiles only when asked (arch_prctl,
  * Documentation/arch/x86/xstate.rst); the answer holds for all its threads.  A build that emulates AMX has it
@@ -129,7 +129,7 @@ uint32_t attn__cpu(void)
     return features;
 }
 
-attn_status attn__cpu_level(void)
+attn_status attn__cpu_check_isa(void)
 {
     (void)attn__cpu();
     if (atomic_load(&unknown_level)) {

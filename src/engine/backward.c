@@ -132,7 +132,7 @@ static void prepare(attn__backward *b, int64_t number, int64_t *near)
     }
 }
 
-static void finish(const attn__backward *b, int64_t number, int64_t *near)
+static void finish(attn__backward *b, int64_t number, int64_t *near)
 {
     int64_t dim = b->plan->problem.dim_qk;
     tile t = tile_at(b, number, near);
@@ -143,21 +143,33 @@ static void finish(const attn__backward *b, int64_t number, int64_t *near)
                    b->dq + attn__row_at(b, &t.s, t.head, t.row) * dim, b->io.accumulate);
 }
 
-static attn_status compute(attn__backward *b)
+/* Is there enough to do for several threads? */
+static bool worth_threads(const attn_plan *plan)
 {
-    const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
-    int64_t numbers = b->places * p->heads_q;
-    int64_t cells = attn__band_cells(plan->band, 0, p->tokens_q, 0, p->tokens_kv);
-    bool together = attn__worth_threads(2.5 * attn__flops(p, cells));
-#pragma omp parallel num_threads(plan->threads) if (together)
+    const int64_t cells = attn__band_cells(plan->band, 0, p->tokens_q, 0, p->tokens_kv);
+    return attn__worth_threads(2.5 * attn__flops(p, cells));
+}
+
+static void each_tile(attn__backward *b, void (*work)(attn__backward *, int64_t, int64_t *))
+{
+    const bool together = worth_threads(b->plan);
+    const int64_t numbers = b->places * b->plan->problem.heads_q;
+#pragma omp parallel num_threads(b->plan->threads) if (together)
     {
         int64_t near = -1;
 #pragma omp for schedule(static)
         for (int64_t number = 0; number < numbers; number++) {
-            prepare(b, number, &near);
+            work(b, number, &near);
         }
     }
+}
+
+static attn_status compute(attn__backward *b)
+{
+    const attn_plan *plan = b->plan;
+    const bool together = worth_threads(plan);
+    each_tile(b, prepare);
     attn__ranges_number(b);
 #pragma omp parallel num_threads(plan->threads) if (together)
     attn__ranges_work(b);
@@ -165,14 +177,7 @@ static attn_status compute(attn__backward *b)
         return attn__fail(b->run.status, "%s", b->run.text);
     }
     if (b->dq != NULL) {
-#pragma omp parallel num_threads(plan->threads) if (together)
-        {
-            int64_t near = -1;
-#pragma omp for schedule(static)
-            for (int64_t number = 0; number < numbers; number++) {
-                finish(b, number, &near);
-            }
-        }
+        each_tile(b, finish);
     }
     return ATTN_OK;
 }

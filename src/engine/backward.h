@@ -44,9 +44,7 @@ static inline bool attn__adds_in_place(const attn_plan *plan, const attn_tensor 
  * its tiles, and at most one more, so that no list of them is needed. */
 static inline int64_t attn__first_place(const attn__backward *b, int64_t index)
 {
-    const attn__sequences *s = &b->sequences;
-    const int64_t before = s->cu_q != NULL ? s->cu_q[index] : index * s->problem->tokens_q;
-    return before / b->plan->tile_q + index;
+    return attn__rows_before(&b->sequences, index) / b->plan->tile_q + index;
 }
 /* Where the arrays of the workspace keep a query row. */
 static inline int64_t attn__row_at(const attn__backward *b, const attn__sequence *s, int64_t head,

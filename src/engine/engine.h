@@ -154,6 +154,12 @@ typedef struct attn__sequence {
     attn__band band;
 } attn__sequence;
 
+/* Queries of all sequences before this one. */
+static inline int64_t attn__rows_before(const attn__sequences *s, int64_t index)
+{
+    return s->cu_q != NULL ? s->cu_q[index] : index * s->problem->tokens_q;
+}
+
 /* Are the lists there, or not, as the problem wants?  Reads none of their numbers. */
 attn_status attn__sequences_lists(const attn_problem *problem, const int64_t *cu_q, const int64_t *cu_kv);
 /* Checks the lists (from 0, never falling, no sequence too long, not too many tokens in all) and wraps them.

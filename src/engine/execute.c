@@ -236,8 +236,9 @@ const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_pro
         return problem;
     }
     *copy = *problem;
-    if (attn_problem_check(copy) !=
-        ATTN_OK) { /* so how long the lists are is not known; the plan will tell */
+    /* one that is refused does not tell how long the lists are: they are left alone, and the plan refuses it
+     */
+    if (attn_problem_check(copy) != ATTN_OK) {
         return problem;
     }
     if (options->device == ATTN_CPU) { /* they can be read, and are looked at when the plan is executed */
@@ -246,10 +247,7 @@ const attn_problem *attn__problem_with_totals(attn_problem *copy, const attn_pro
     }
     copy->total_q = attn__max(total_q, 1);
     copy->total_kv = attn__max(total_kv, 1);
-    if (attn_problem_check(copy) != ATTN_OK) {
-        return problem;
-    }
-    return copy;
+    return attn_problem_check(copy) == ATTN_OK ? copy : problem;
 }
 
 attn_status attn_forward(const attn_problem *problem, const attn_io *io, const attn_options *options)

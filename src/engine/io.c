@@ -9,10 +9,16 @@
 
 #include "engine/engine.h"
 
+/* No stride is given: it is contiguous. */
+static bool is_contiguous(const attn_tensor *t)
+{
+    return t->stride[0] == 0 && t->stride[1] == 0 && t->stride[2] == 0 && t->stride[3] == 0;
+}
+
 void attn__tensor_strides(attn_tensor *tensor, int64_t heads, int64_t tokens, int64_t dim)
 {
     int64_t *s = tensor->stride;
-    if (s[0] == 0 && s[1] == 0 && s[2] == 0 && s[3] == 0) {
+    if (is_contiguous(tensor)) {
         s[3] = 1;
         s[2] = dim;
         s[1] = dim * tokens;
@@ -91,12 +97,6 @@ static attn_status check_inputs(const attn_io *io)
         return attn__fail(ATTN_EINVAL, "attn_source: set its size field and read");
     }
     return ATTN_OK;
-}
-
-/* No stride is given: it is contiguous. */
-static bool is_contiguous(const attn_tensor *t)
-{
-    return t->stride[0] == 0 && t->stride[1] == 0 && t->stride[2] == 0 && t->stride[3] == 0;
 }
 
 static attn_status check_merge(const attn_problem *problem, const attn_io *io)

@@ -398,7 +398,7 @@ static attn_status create(attn_plan *plan, const attn_problem *problem, const at
         return attn__fail(ATTN_EINVAL, "attn_plan_create needs a problem");
     }
     plan->problem = *problem;
-    ATTN__TRY(attn__cpu_level());
+    ATTN__TRY(attn__cpu_check_isa());
     ATTN__TRY(attn_problem_check(&plan->problem));
     ATTN__TRY(check_options(options, &plan->problem));
     ATTN__TRY(check_backward(options));

@@ -63,15 +63,14 @@ attn_status attn__sequences_open(attn__sequences *sequences, const attn_problem 
 attn__sequence attn__sequence_at(const attn__sequences *s, int64_t index)
 {
     const attn_problem *p = s->problem;
-    attn__sequence one = {
-        .batch = index, .q_count = p->tokens_q, .kv_count = p->tokens_kv, .rows_before = index * p->tokens_q};
+    attn__sequence one = {.batch = index, .q_count = p->tokens_q, .kv_count = p->tokens_kv};
     if (s->cu_q != NULL) {
         one = (attn__sequence){.q_first = s->cu_q[index],
                                .q_count = s->cu_q[index + 1] - s->cu_q[index],
                                .kv_first = s->cu_kv[index],
-                               .kv_count = s->cu_kv[index + 1] - s->cu_kv[index],
-                               .rows_before = s->cu_q[index]};
+                               .kv_count = s->cu_kv[index + 1] - s->cu_kv[index]};
     }
+    one.rows_before = attn__rows_before(s, index);
     one.band = s->cu_q == NULL ? attn__problem_band(p) : attn__mask_band(p, one.kv_count - one.q_count);
     return one;
 }

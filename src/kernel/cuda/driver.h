@@ -69,7 +69,7 @@ attn_status attn__cuda_enter(const attn__cuda_device *device);
 void attn__cuda_leave(void);
 
 /* The kernel `name` of the cubin `image` (its .cu file's name without suffix), loaded once a device, with
- * leave to use `shared` bytes of dynamic shared memory. */
+ * leave to use `shared` bytes of dynamic shared memory: as many in every call, since threads share it. */
 attn_status attn__cuda_function(CUfunction *function, const attn__cuda_device *device, const char *image,
                                 const char *name, unsigned shared);
 
