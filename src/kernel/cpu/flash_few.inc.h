@@ -27,7 +27,8 @@ enum {
     FEW_GROUP = VEC_LANES < 4 ? VEC_LANES : 4,  /* rows that share a load, */
     FEW_LARGE = VEC_LANES < 16 ? FEW_GROUP : 6, /* or the last ones, if there are so many */
     FEW_THREE = VEC_LANES >= 16,                /* are there groups of 3? */
-    FEW_KNOWN = VEC_LANES >= 16,                /* and loops over dims that are known when compiled? */
+    FEW_KNOWN = VEC_LANES >= 16,                /* and products written out for some dims, */
+    FEW_KNOWN_ONE = VEC_LANES >= 8,             /* or for those of one row alone? */
     FEW_MOST = PANEL * 3 / 4,                   /* rows of a call */
     FEW_KEYS = 2048,                            /* of a tile, at most */
     FEW_BYTES = 512 * 1024,                     /* of K in a tile: turning from K to V takes time */
@@ -63,7 +64,7 @@ typedef struct few_rows {
     bool gathered;
     const char *at;
     int64_t token, near, far;
-    int64_t known; /* dims of K for which 4 or 5 rows have loops of their own, or 0 */
+    int64_t known; /* dims of K for which products are written out, or 0 */
     bool l1;       /* the L1, not the L2, is asked for what lies far */
 } few_rows;
 
@@ -215,12 +216,14 @@ static int64_t few_block(int64_t dim, attn_dtype dtype)
     return attn__min(FEW_BLOCK, attn__max(FEW_BLOCK_BYTES / (dim * few_size(dtype)), 8));
 }
 
-/* 4 or 5 rows alone keep pace with memory key after key, in products that are written out for so many dims; a
- * loop over dims does not.  Where memory wants to be asked early (attn__cpu_ahead), nothing was won. */
+/* 1 row alone keeps pace with memory key after key in products that are written out for so many dims, a loop
+ * over dims does not always; with AVX-512 so do 2 rows, and 4 or 5 of fp32, but where memory wants to be
+ * asked early (attn__cpu_ahead) these won nothing. */
 static bool few_known(const few_rows *rows, int64_t dim, int count, int m)
 {
-    return FEW_KNOWN && count == 1 && (m == 4 || m == 5) && rows->dtype == ATTN_F32 &&
-           (dim == 64 || dim == 128) && attn__cpu_ahead() == 0;
+    const bool many = (m == 4 || m == 5) && rows->dtype == ATTN_F32 && attn__cpu_ahead() == 0;
+    const bool written = (FEW_KNOWN_ONE && m == 1) || (FEW_KNOWN && (m == 2 || many));
+    return count == 1 && written && (dim == 64 || dim == 128 || (dim == 256 && m < FEW_GROUP));
 }
 
 /* Decides what is asked for while `count` groups, the first of m rows, use these rows, of K (`keys`) or V. */

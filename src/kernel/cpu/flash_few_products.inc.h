@@ -11,8 +11,9 @@
  * That keeps pace with memory while the arithmetic takes much less time than the reading.  Where it does not
  * (few_set_ahead: busy), memory would wait: then the arithmetic carries requests for what lies far ahead,
  * even in time.  Strips of V, and keys of K that are taken several at once, are not read in order, but they
- * are asked for in order, a share by each group: memory is a third slower otherwise.  Where the dims are
- * known when compiled, 4 or 5 rows keep pace key after key (few_known).
+ * are asked for in order, a share by each group: memory is a third slower otherwise.  Products that are
+ * written out for as many dims as there are cost less than a loop over dims: so 1 row keeps pace, and with
+ * AVX-512 2, 4 or 5 do (few_known).
  */
 VEC_INLINE void few_fetch(const char *at, int64_t near)
 {
@@ -86,13 +87,14 @@ VEC_INLINE void few_dot(const int m, const attn_dtype dtype, const bool whole, v
 }
 
 /* sum[i] = q[i] . k, one key.  The vectors of dims take turns to add to several sums, so that an FMA does not
- * wait for the one before; the sums of 4 rows are enough where nothing comes between, since dim is `known`.
+ * wait for the one before; one sum a row is enough where nothing comes between, since dim is `known`: the
+ * next key's begins meanwhile.
  */
 VEC_INLINE void few_key(const int m, const int64_t known, const attn_dtype dtype, vec *sum, const float *q,
                         int64_t q_row, const char *k, int64_t dim, int64_t near)
 {
     enum { L = VEC_LANES };
-    const int turns = m == 1 ? 4 : known > 0 ? 1 : 2;
+    const int turns = known > 0 ? 1 : m == 1 ? 4 : 2;
     const int64_t size = few_size(dtype);
     vec sums[2 * FEW_LARGE];
     FLASH_UNROLL
@@ -217,14 +219,19 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const int64_t know
     }
 }
 
-/* 4 rows or 5 key after key, if few_known says so. */
-VEC_INLINE void few_scores_known(const int m, const few_state *state, const few_group *group,
-                                 const few_rows *keys, int64_t from, int64_t to)
+/* Key after key, written out for the dims that few_known took; written: can it have taken any? */
+VEC_INLINE void few_scores_in_order(const int m, const bool written, const attn_dtype dtype,
+                                    const few_state *state, const few_group *group, const few_rows *keys,
+                                    int64_t from, int64_t to)
 {
-    if (keys->known == 64) {
-        few_scores_of(m, false, 64, ATTN_F32, state, group, keys, from, to);
+    if (written && keys->known == 64) {
+        few_scores_of(m, false, 64, dtype, state, group, keys, from, to);
+    } else if (written && keys->known == 128) {
+        few_scores_of(m, false, 128, dtype, state, group, keys, from, to);
+    } else if (written && m < FEW_GROUP && keys->known == 256) {
+        few_scores_of(m, false, 256, dtype, state, group, keys, from, to);
     } else {
-        few_scores_of(m, false, 128, ATTN_F32, state, group, keys, from, to);
+        few_scores_of(m, false, 0, dtype, state, group, keys, from, to);
     }
 }
 
@@ -232,10 +239,11 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
                               const few_rows *keys, int64_t from, int64_t to)
 {
     enum { SQUARES = VEC_LANES >= 16 }; /* fewer keys at once gain nothing */
-    if (FEW_KNOWN && dtype == ATTN_F32 && group->m == 4 && keys->known > 0) {
-        few_scores_known(4, state, group, keys, from, to);
-    } else if (FEW_KNOWN && dtype == ATTN_F32 && group->m == 5 && keys->known > 0) {
-        few_scores_known(5, state, group, keys, from, to);
+    const bool known = FEW_KNOWN && dtype == ATTN_F32 && keys->known > 0;
+    if (known && group->m == 4) {
+        few_scores_in_order(FEW_KNOWN ? 4 : 1, FEW_KNOWN, dtype, state, group, keys, from, to);
+    } else if (known && group->m == 5) {
+        few_scores_in_order(FEW_KNOWN ? 5 : 1, FEW_KNOWN, dtype, state, group, keys, from, to);
     } else if (group->m == 4) {
         few_scores_of(FEW_GROUP >= 4 ? 4 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
     } else if (group->m == 5) {
@@ -245,9 +253,9 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
     } else if (group->m == 3) {
         few_scores_of(FEW_THREE ? 3 : 1, false, 0, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
-        few_scores_of(FEW_GROUP >= 2 ? 2 : 1, false, 0, dtype, state, group, keys, from, to);
+        few_scores_in_order(FEW_GROUP >= 2 ? 2 : 1, FEW_KNOWN, dtype, state, group, keys, from, to);
     } else {
-        few_scores_of(1, false, 0, dtype, state, group, keys, from, to);
+        few_scores_in_order(1, FEW_KNOWN_ONE, dtype, state, group, keys, from, to);
     }
 }
 
