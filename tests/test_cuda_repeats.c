@@ -226,6 +226,16 @@ static void capture(cuda_case *c, bool backward, const attn_verdict *row, const 
     finish(&x);
 }
 
+static void capture_all(cuda_case *c, const graphs *g)
+{
+    cuda_case_open(c);
+    for (int k = 0; k < cuda.row_count; k++) {
+        capture(c, false, &cuda.rows[k], g);
+        capture(c, true, &cuda.rows[k], g);
+    }
+    cuda_case_close(c);
+}
+
 static void test_graphs(void **state)
 {
     (void)state;
@@ -235,17 +245,22 @@ static void test_graphs(void **state)
         "heads=8,kv_heads=2,tokens=1,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
         "heads=8,kv_heads=2,tokens=10,kv_tokens=9000,dim=128,dtype=bf16,out=bf16",
         "heads=2,tokens=200,dim=64,dtype=f32", "heads=2,tokens=200,dim=256,dtype=f32"};
+    static const char *const unequal[] = {
+        "batch=5,heads=4,kv_heads=2,tokens=300,dim=128,dtype=bf16,out=bf16,causal",
+        "batch=5,heads=4,kv_heads=2,tokens=9,kv_tokens=3000,dim=64,dtype=f16,out=f16",
+        "batch=5,heads=2,tokens=200,dim=64,dtype=f32"};
     if (!find_graphs(&g)) {
         skip();
     }
     for (size_t i = 0; i < sizeof problems / sizeof problems[0]; i++) {
-        cuda_case c = {.problem = parse(problems[i]), .backward = true, .rows = 4, .seed = 60};
-        cuda_case_open(&c);
-        for (int k = 0; k < cuda.row_count; k++) {
-            capture(&c, false, &cuda.rows[k], &g);
-            capture(&c, true, &cuda.rows[k], &g);
-        }
-        cuda_case_close(&c);
+        capture_all(&(cuda_case){.problem = parse(problems[i]), .backward = true, .rows = 4, .seed = 60}, &g);
+    }
+    for (size_t i = 0; i < sizeof unequal / sizeof unequal[0]; i++) {
+        cuda_case c = {.problem = parse(unequal[i]), .backward = true, .rows = 4, .seed = 61};
+        uint64_t seed = 62 + i;
+        c.cu_q = case_lengths(&seed, c.problem.batch, c.problem.tokens_q);
+        c.cu_kv = case_lengths(&seed, c.problem.batch, c.problem.tokens_kv);
+        capture_all(&c, &g);
     }
     cuda_conclude();
 }
