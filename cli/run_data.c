@@ -136,9 +136,14 @@ int run_scan_inputs(run *r)
     return r->scanned && r->scan.nonfinite > 0 ? tell_nonfinite(r) : cli_fail(status);
 }
 
+const char *run_saved_end(const run *r)
+{
+    return r->problem.dtype == ATTN_BF16 ? "safetensors" : "npy";
+}
+
 int run_save_inputs(run *r)
 {
-    const char *prefix = r->args->save_inputs, *end = r->problem.dtype == ATTN_BF16 ? "safetensors" : "npy";
+    const char *prefix = r->args->save_inputs, *end = run_saved_end(r);
     attn_status status = ATTN_OK;
     for (int x = ATTN_Q; x <= ATTN_V && prefix != NULL && status == ATTN_OK; x++) {
         size_t room = strlen(prefix) + 20;

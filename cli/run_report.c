@@ -30,6 +30,10 @@ static void print_inputs(FILE *file, const run *r)
     if (r->args->random != NULL) {
         fprintf(file, "  %-12sstandard normal, Philox4x32-10, seed %lld\n", "Inputs",
                 (long long)r->args->seed);
+        for (int x = ATTN_Q; x <= ATTN_V && r->args->save_inputs != NULL; x++) {
+            fprintf(file, "  %-12s%s %s-%c.%s\n", "", operand_names[x], r->args->save_inputs, "qkv"[x],
+                    run_saved_end(r));
+        }
         return;
     }
     for (int x = ATTN_Q; x <= ATTN_V; x++) {

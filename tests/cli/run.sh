@@ -88,6 +88,7 @@ exits 0 "another seed" run "$@" --seed 6 --out "$work/b.npy"
 check "another seed, other bytes" sh -c "! cmp -s '$work/a.npy' '$work/b.npy'"
 exits 0 "bf16 inputs are saved as .safetensors" run --random tokens=50,dim=8,dtype=bf16 --save-inputs "$work/h"
 check "PREFIX-q.safetensors" test -s "$work/h-q.safetensors"
+prints "q $work/h-q.safetensors" "their names are told"
 
 # reports
 exits 0 "summary" run "$@" --verify --picture "$work/p.svg"
