@@ -317,12 +317,61 @@ static void long_shares_are_split(void **state)
     }
 }
 
+/* Where it is taken, and where a kernel of full tiles is: problems that the other took a sixth longer for at
+ * least, on an H200 (docs/perf/cuda_few.md, "Which kernel"). */
+static void taken_where_faster(void **state)
+{
+    static const struct {
+        const char *problem;
+        bool unequal, taken;
+    } cases[] = {
+        {"heads=64,kv_heads=8,tokens=16,kv_tokens=32000,dim=128", false, true},
+        {"heads=8,tokens=100,kv_tokens=32000,dim=128", false, true},
+        {"heads=8,tokens=500,kv_tokens=32000,dim=256,causal", false, true},
+        {"heads=2,tokens=4000,kv_tokens=32000,dim=128,causal", false, true},
+        {"heads=32,kv_heads=8,tokens=64,kv_tokens=2048,dim=128", false, true},
+        {"batch=8,heads=8,kv_heads=1,tokens=40,kv_tokens=4000,dim=128", false, true},
+        {"tokens=2000,dim=64", false, true},
+        {"tokens=4000,dim=128", false, true},
+        {"heads=4,tokens=2000,dim=64", false, true},
+        {"batch=4,heads=4,tokens=100,kv_tokens=8000,dim=128", true, true},
+        {"tokens=8000,dim=128,causal", false, false},
+        {"heads=2,tokens=4000,dim=64,causal", false, false},
+        {"heads=4,tokens=4000,dim=128,causal", false, false},
+        {"heads=2,tokens=8000,dim=128", false, false},
+        {"heads=8,tokens=2000,kv_tokens=32000,dim=128", false, false},
+        {"heads=64,kv_heads=8,tokens=500,kv_tokens=32000,dim=256", false, false},
+        {"heads=32,kv_heads=8,tokens=200,kv_tokens=1000,dim=128", false, false},
+        {"heads=8,kv_heads=2,tokens=300,kv_tokens=700,dim=128,causal", false, false},
+        {"heads=2,tokens=8000,dim=64,causal", true, false},
+        {"batch=4,heads=32,kv_heads=8,tokens=100,kv_tokens=8000,dim=128", true, false},
+        {"heads=32,tokens=512,dim=64", false, false},
+    };
+    (void)state;
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        static const int64_t list[9]; /* on the GPU: never read here */
+        attn_problem p;
+        assert_int_equal(attn_problem_parse(&p, cases[i].problem), ATTN_OK);
+        p.dtype = p.dtype_out = ATTN_BF16;
+        attn__cuda_call call = call_of(&p);
+        if (cases[i].unequal) {
+            call.cu_q = call.cu_kv = list;
+            call.total_q = call.batch * call.tokens_q;
+            call.total_kv = call.batch * call.tokens_kv;
+        }
+        const char *why = attn__cuda_few_sm90.declines(&call, false);
+        if ((why == NULL) != cases[i].taken) {
+            fail_msg("%s: %s", cases[i].problem, why == NULL ? "taken" : "declined");
+        }
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(workspace_for_every_call), cmocka_unit_test(merged_where_cut),
         cmocka_unit_test(tiles_cut_alike),          cmocka_unit_test(shares_of_whole_stages),
-        cmocka_unit_test(long_shares_are_split),
+        cmocka_unit_test(long_shares_are_split),    cmocka_unit_test(taken_where_faster),
     };
     return cmocka_run_group_tests(tests, install, NULL);
 }

@@ -15,7 +15,6 @@
 enum {
     MULTIPROCESSORS = 132,        /* of an H100 or H200; only whether it declines hangs on it */
     MERGE_BLOCKS = 6,             /* of a merge for a multiprocessor, at most */
-    LONG = 2048,                  /* keys that are worth splitting for more than 16 tokens */
     MOST_DIRECT = 2 * FEW_DIRECT, /* parts of a tile for few_merge_direct */
     MOST_SHARED = 227 << 10,      /* of a block, which is then alone on its multiprocessor */
     ALL_SHARED = 228 << 10,       /* bytes of a multiprocessor, */
@@ -82,22 +81,35 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
     return call->q.data == NULL ? NULL : rejects_layout(call);
 }
 
+/* What a call takes here, in keys of a full tile, as measured (docs/perf/cuda_few.md, "Which kernel"): its
+ * keys and the merge; a share that goes on from tile to tile, for each of them; the search of such a share in
+ * sequences of unequal length. */
+static double cost(const attn__cuda_call *call, const attn__few_seen *keys)
+{
+    const bool small = call->dim_qk <= 64 && call->dim_v <= 64;
+    const double a_key = small ? 1.25 : 1.75, merge = small ? 400 : 700, next = 1000, search = 200;
+    const attn__cuda_device gpu = {.sms = MULTIPROCESSORS};
+    const attn__few_cut cut = attn__few_cut_of(call, &gpu);
+    const double all = (double)cut.all * keys->mean, share = all / (double)cut.blocks;
+    return a_key * all / MULTIPROCESSORS + merge +
+           (cut.each > 0 ? 0 : next * fmax(share / fmax(keys->least, 1), 1)) +
+           (cut.fixed ? 0 : search * (double)cut.tiles);
+}
+
 /*
  * Up to 16 tokens leave most of a full tile empty, where here the heads of a group fill one together and read
- * K and V once: nothing beats that.  Beyond, a tile costs up to 7/4 of one of 128 rows in a kernel of full
- * tiles, which has one for each 128 tokens of a head, but whose blocks each go over all keys: it is slower
- * where they fill the GPU badly.
+ * K and V once: nothing beats that.  Beyond, a kernel of full tiles has one for each 128 tokens of a head,
+ * and is slower where these fill the GPU badly.
  */
 static const char *declines(const attn__cuda_call *call, bool backward)
 {
-    int64_t full = call->batch * call->heads_q * attn__ceil_div(call->tokens_q, 128);
-    int64_t rounds = attn__ceil_div(full, MULTIPROCESSORS);
     (void)backward;
     if (call->tokens_q <= 16) {
         return NULL;
     }
-    return call->tokens_kv < LONG ||
-                   7 * call->batch * call->heads_kv * attn__few_tiles(call) > 4 * MULTIPROCESSORS * rounds
+    const attn__few_seen keys = attn__few_seen_of(call);
+    const int64_t full = call->batch * call->heads_q * attn__ceil_div(call->tokens_q, 128);
+    return cost(call, &keys) > fmax(keys.most, (double)full * keys.mean / MULTIPROCESSORS)
                ? "is for few query rows against many keys; these fill a kernel of larger tiles"
                : NULL;
 }

@@ -3,6 +3,9 @@
  * few_cut.c - the cut of few-sm90: which kernel, how many blocks, and whether tiles are cut alike.
  */
 #include "kernel/cuda/few_cut.h"
+
+#include <math.h>
+
 #include "kernel/cuda/few_params.h"
 
 static const int64_t far_away = (int64_t)1 << 40;
@@ -59,6 +62,22 @@ static int64_t tile_units(const attn__few_cut *c, const attn__cuda_call *call, i
     const int64_t lo = attn__max(first / group + shift - attn__few_clamp(call->left), 0);
     const int64_t hi = attn__min(bottom + shift + attn__few_clamp(call->right) + 1, call->tokens_kv);
     return attn__ceil_div(attn__max(hi - lo, 0), FEW_UNIT);
+}
+
+attn__few_seen attn__few_seen_of(const attn__cuda_call *call)
+{
+    enum { SAMPLES = 64 }; /* evenly, the first and the last tile among them */
+    const attn__few_cut c = {.height = height(call)};
+    const int64_t tiles = attn__few_tiles(call), count = attn__min(tiles, SAMPLES);
+    attn__few_seen seen = {.least = INFINITY};
+    for (int64_t i = 0; i < count; i++) {
+        const int64_t index = count > 1 ? i * (tiles - 1) / (count - 1) : 0;
+        const double keys = (double)tile_units(&c, call, index) * FEW_UNIT;
+        seen.least = fmin(seen.least, keys);
+        seen.most = fmax(seen.most, keys);
+        seen.mean += keys / (double)count;
+    }
+    return seen;
 }
 
 /* Blocks of a tile of `units`, about `most`, but so that their shares are whole stages of the ring, if there

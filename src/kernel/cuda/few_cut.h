@@ -30,6 +30,12 @@ static inline int64_t attn__few_rows(const attn__cuda_call *call)
 /* Tiles of a kv head. */
 int64_t attn__few_tiles(const attn__cuda_call *call);
 
+/* Keys that tiles see, of the longest sequence, about; a call with queries. */
+typedef struct attn__few_seen {
+    double least, most, mean;
+} attn__few_seen;
+attn__few_seen attn__few_seen_of(const attn__cuda_call *call);
+
 /* Where a band begins or ends: -2^40 to 2^40, which is further than any key from any query. */
 int64_t attn__few_clamp(int64_t x);
 

@@ -79,20 +79,15 @@ FEW few_tile few_tile_of(const few_params *p, const few_sequence *s, int index)
     return t;
 }
 
-/* units of the first `tiles` tiles of a kv head */
-FEW unsigned few_head_units(const few_params *p, const few_sequence *s, int tiles)
-{
-    unsigned units = 0;
-    for (int t = 0; t < tiles; t++) {
-        units += few_tile_of(p, s, t).units;
-    }
-    return units;
-}
-
+/* Units of sequence b.  By any thread alone: one after the other, since mostly there are few. */
 FEW unsigned few_sequence_units(const few_params *p, int b)
 {
     few_sequence s = few_sequence_of(p, b);
-    return few_head_units(p, &s, s.tiles) * p->heads_kv;
+    unsigned units = 0;
+    for (int t = 0; t < s.tiles; t++) {
+        units += few_tile_of(p, &s, t).units;
+    }
+    return units * p->heads_kv;
 }
 
 /* All sequences are of one length: what blocks work on is known before any memory is read. */
@@ -114,17 +109,38 @@ FEW unsigned few_running_sum(unsigned x)
     return x;
 }
 
+/* Units of the first `tiles` tiles of a kv head. */
+FEW unsigned few_head_units(const few_params *p, const few_sequence *s, int tiles)
+{
+    unsigned units = 0;
+    for (int t = (int)(threadIdx.x % 32); t < tiles; t += 32) {
+        units += few_tile_of(p, s, t).units;
+    }
+    return __reduce_add_sync(~0u, units);
+}
+
 /* Units of the sequences first .. last - 1. */
 FEW unsigned few_units_of(const few_params *p, int first, int last)
 {
     if (few_fixed(p)) {
-        return (unsigned)(last - first) * few_sequence_units(p, 0);
+        few_sequence s = few_sequence_of(p, 0);
+        return (unsigned)(last - first) * few_head_units(p, &s, s.tiles) * p->heads_kv;
     }
     unsigned sum = 0;
     for (int b = first + (int)(threadIdx.x % 32); b < last; b += 32) {
         sum += few_sequence_units(p, b);
     }
-    return __shfl_sync(~0u, few_running_sum(sum), 31);
+    return __reduce_add_sync(~0u, sum);
+}
+
+/* One of 32 things has `units` for each lane.  Is *unit among these?  *index goes on to the thing that has it, whose unit it
+ * becomes, or by 32. */
+FEW bool few_search(unsigned units, unsigned *unit, int *index)
+{
+    unsigned upto = few_running_sum(units), past = __ballot_sync(~0u, upto > *unit);
+    *unit -= past == 0 ? __shfl_sync(~0u, upto, 31) : __shfl_sync(~0u, upto - units, __ffs((int)past) - 1);
+    *index += past == 0 ? 32 : __ffs((int)past) - 1;
+    return past != 0;
 }
 
 /* Units of all tiles, and the blocks that share them: block i begins at unit i * total / blocks. */
@@ -161,31 +177,28 @@ typedef struct few_place {
 /* Where unit `unit` is: one that exists. */
 FEW few_place few_find(const few_params *p, unsigned unit)
 {
+    const int lane = (int)(threadIdx.x % 32);
     few_place at;
     at.b = 0;
+    at.index = 0;
     if (few_fixed(p)) {
-        unsigned units = few_sequence_units(p, 0);
+        unsigned units = few_units_of(p, 0, 1);
         at.b = (int)(unit / units);
         unit -= (unsigned)at.b * units;
     } else {
-        for (unsigned past = 0; past == 0; at.b += past == 0 ? 32 : __ffs((int)past) - 1) {
-            int b = at.b + (int)(threadIdx.x % 32);
-            unsigned units = b < p->batch ? few_sequence_units(p, b) : 0, upto = few_running_sum(units);
-            past = __ballot_sync(~0u, upto > unit);
-            unit -=
-                past == 0 ? __shfl_sync(~0u, upto, 31) : __shfl_sync(~0u, upto - units, __ffs((int)past) - 1);
+        while (!few_search(at.b + lane < p->batch ? few_sequence_units(p, at.b + lane) : 0, &unit, &at.b)) {
         }
     }
     at.sequence = few_sequence_of(p, at.b);
     unsigned head = few_head_units(p, &at.sequence, at.sequence.tiles);
     at.head = (int)(unit / head);
     unit -= (unsigned)at.head * head;
-    at.index = 0;
-    at.tile = few_tile_of(p, &at.sequence, 0);
-    while (unit >= at.tile.units) {
-        unit -= at.tile.units;
-        at.tile = few_tile_of(p, &at.sequence, ++at.index);
+    for (bool found = false; !found;) {
+        int index = at.index + lane;
+        unsigned units = index < at.sequence.tiles ? few_tile_of(p, &at.sequence, index).units : 0;
+        found = few_search(units, &unit, &at.index);
     }
+    at.tile = few_tile_of(p, &at.sequence, at.index);
     at.first = unit;
     return at;
 }
