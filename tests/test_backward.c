@@ -116,6 +116,54 @@ static void test_bits_repeat(void **state)
     }
 }
 
+/* The least workspace, where dq in 16 bits is made in a pass of its own, gives the same bits. */
+static void test_bits_of_the_least_workspace(void **state)
+{
+    (void)state;
+    int smaller = 0;
+    for (uint64_t i = 0; i < 120; i++) {
+        uint64_t seed = 9000 + i;
+        char what[1024], *before[3] = {NULL, NULL, NULL};
+        backward_case c = i % 4 == 0
+                              ? long_case("heads=4,kv_heads=2,tokens=500,kv_tokens=1400,dim=64,dtype=bf16,"
+                                          "out=bf16,causal",
+                                          (int)(i / 4 % 2), (int)(i / 8 % 2))
+                              : backward_case_random(&seed, 70);
+        attn_options o = {.size = sizeof o, .threads = 1 + (int)case_random(&seed, 3)};
+        o.kernel = random_kernel(&c.problem, &seed);
+        backward_case_open(&c, seed);
+        describe(what, sizeof what, &c, &o);
+        const case_tensor *results[] = {&c.dq, &c.dk, &c.dv};
+        assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
+        for (int x = 0; x < 3; x++) {
+            case_tensor_keep(results[x], &before[x]);
+        }
+        long long least = 0;
+        attn_options none = o;
+        none.memory_limit = 1;
+        assert_int_equal(backward_case_run(&c, &none), ATTN_ELIMIT);
+        assert_int_equal(sscanf(attn_last_error(), "the gradients need %lld bytes", &least), 1);
+        attn_plan *plan;
+        attn_options whole = o;
+        whole.backward = whole.in_memory = 1;
+        assert_int_equal(attn_plan_create(&plan, &c.problem, &whole), ATTN_OK);
+        smaller += attn_plan_workspace(plan) > (size_t)least;
+        attn_plan_destroy(plan);
+        o.memory_limit = least;
+        if (backward_case_run(&c, &o) != ATTN_OK) {
+            fail_msg("%s: %s", what, attn_last_error());
+        }
+        for (int x = 0; x < 3; x++) {
+            if (memcmp(results[x]->buffer.data, before[x], results[x]->buffer.bytes) != 0) {
+                fail_msg("%s: other bits of d%c", what, "qkv"[x]);
+            }
+            free(before[x]);
+        }
+        backward_case_close(&c);
+    }
+    assert_true(smaller >= 30);
+}
+
 static void run_alone(backward_case *c, const case_piece *s, const attn_options *options)
 {
     attn_gradients io = backward_case_io(c);
@@ -461,6 +509,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_gradients_are_the_reference),
         cmocka_unit_test(test_bits_repeat),
+        cmocka_unit_test(test_bits_of_the_least_workspace),
         cmocka_unit_test(test_sequences_alone),
         cmocka_unit_test(test_reference_is_the_slope_of_the_forward),
         cmocka_unit_test(test_each_allocation_fails_in_turn),

@@ -406,9 +406,11 @@ ATTN_API ATTN_MUST_CHECK attn_status attn_forward(const attn_problem *problem, c
 /*
  * The gradients of the plan's problem; the plan was made with options.backward.  workspace as above; on a CPU
  * beside what each thread wants it has 8 bytes for each query row and, where dq is stored in 16 bits, its
- * sums in fp32, since ranges of keys add to it in turn.  The more threads, the shorter the ranges of keys
- * that they share, but sums over keys are made in a fixed order: the bits do not depend on their number.  q,
- * k, v, o, dout and the results must not overlap: ATTN_EINVAL if a result begins where another of them does.
+ * sums in fp32, since ranges of keys add to it in turn.  Where options.memory_limit has no room for these, dq
+ * is made in a pass of its own, with 7 products instead of 5, in the same bits.  The more threads, the
+ * shorter the ranges of keys that they share, but sums over keys are made in a fixed order: the bits do not
+ * depend on their number.  q, k, v, o, dout and the results must not overlap: ATTN_EINVAL if a result begins
+ * where another of them does.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_execute_backward(const attn_plan *plan, const attn_gradients *io,
                                                            void *workspace);

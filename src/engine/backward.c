@@ -6,9 +6,12 @@
  *     work      by range of keys: dk and dv of the range, its part of dq (ranges.c)
  *     finish    by query tile: dq out of fp32, where it is stored in 16 bits
  *
+ * Where the memory limit has no room for dq in fp32 (dq_apart), `work` leaves it out, and a last pass makes
+ * it query tile by query tile, with S and dP once more: 7 products instead of 5, in the same bits.
+ *
  * Where dq, dk and dv are fp32 with dense dims they are summed in their place.  Cost: 2.5 times the forward
- * FLOPs; memory beside scratch: lse and delta, and dq in fp32 where it is stored in 16 bits: each range of
- * keys adds to it in turn, and it is rounded once.
+ * FLOPs; memory beside scratch: lse and delta, and, unless apart, dq in fp32 where it is stored in 16
+ * bits: each range of keys adds to it in turn, and it is rounded once.
  */
 #include <string.h>
 
@@ -34,9 +37,11 @@ attn__space attn__backward_space(const attn_plan *plan)
     const int64_t rows = rows_of_head(p) * p->heads_q;
     attn__space s = {.q_rows = p->tokens_q, .kv_rows = p->tokens_kv};
     s.lists = 2 * attn__aligned(p->batch * integer) + attn__aligned((attn__ranges_most(plan) + 1) * integer);
-    s.partial = 2 * attn__aligned(rows * real) +
-                attn__aligned(p->dtype_out != ATTN_F32 ? rows * p->dim_qk * real : 0) +
-                attn__aligned(places_of(plan) * p->heads_q * (int64_t)sizeof(atomic_uint));
+    s.partial = 2 * attn__aligned(rows * real);
+    if (!plan->dq_apart) {
+        s.partial += attn__aligned(p->dtype_out != ATTN_F32 ? rows * p->dim_qk * real : 0) +
+                     attn__aligned(places_of(plan) * p->heads_q * (int64_t)sizeof(atomic_uint));
+    }
     s.thread = attn__range_space(plan);
     return s;
 }
@@ -54,10 +59,12 @@ static void lay_out(attn__backward *b)
     b->first = attn__take(&at, (attn__ranges_most(plan) + 1) * integer);
     b->lse = attn__take(&at, rows * real);
     b->delta = attn__take(&at, rows * real);
-    if (p->dtype_out != ATTN_F32) {
-        b->dq = attn__take(&at, rows * p->dim_qk * real);
+    if (!plan->dq_apart) {
+        if (p->dtype_out != ATTN_F32) {
+            b->dq = attn__take(&at, rows * p->dim_qk * real);
+        }
+        b->turns = attn__take(&at, b->places * p->heads_q * (int64_t)sizeof(atomic_uint));
     }
-    b->turns = attn__take(&at, b->places * p->heads_q * (int64_t)sizeof(atomic_uint));
     b->threads = at;
     if (b->io.dq.data == NULL) {
         b->dq = NULL;
@@ -111,7 +118,9 @@ static void prepare(attn__backward *b, int64_t number, int64_t *near)
     const attn_plan *plan = b->plan;
     const attn_problem *p = &plan->problem;
     tile t = tile_at(b, number, near);
-    atomic_init(&b->turns[number], 0);
+    if (b->turns != NULL) {
+        atomic_init(&b->turns[number], 0);
+    }
     if (t.count == 0) {
         return;
     }
@@ -127,7 +136,7 @@ static void prepare(attn__backward *b, int64_t number, int64_t *near)
     }
     if (b->dq != NULL) {
         memset(b->dq + at * p->dim_qk, 0, (size_t)(t.count * p->dim_qk) * sizeof *b->dq);
-    } else if (b->io.dq.data != NULL && !b->io.accumulate) {
+    } else if (b->io.dq.data != NULL && !b->io.accumulate && !plan->dq_apart) {
         attn__put_zeros(plan, &b->io.dq, t.s.batch, t.head, t.s.q_first + t.row, t.count, p->dim_qk);
     }
 }
@@ -141,6 +150,17 @@ static void finish(attn__backward *b, int64_t number, int64_t *near)
     }
     attn__put_rows(b->plan, &b->io.dq, t.s.batch, t.head, t.s.q_first + t.row, t.count, dim,
                    b->dq + attn__row_at(b, &t.s, t.head, t.row) * dim, b->io.accumulate);
+}
+
+static void finish_apart(attn__backward *b, int64_t number, int64_t *near)
+{
+    const attn_plan *plan = b->plan;
+    const tile t = tile_at(b, number, near);
+    if (t.count > 0) {
+        const float *dq = attn__ranges_queries(b, *near, t.head, t.row / plan->tile_q);
+        attn__put_rows(plan, &b->io.dq, t.s.batch, t.head, t.s.q_first + t.row, t.count, plan->problem.dim_qk,
+                       dq, b->io.accumulate);
+    }
 }
 
 /* Is there enough to do for several threads? */
@@ -158,7 +178,7 @@ static void each_tile(attn__backward *b, void (*work)(attn__backward *, int64_t,
 #pragma omp parallel num_threads(b->plan->threads) if (together)
     {
         int64_t near = -1;
-#pragma omp for schedule(static)
+#pragma omp for schedule(dynamic, 1)
         for (int64_t number = 0; number < numbers; number++) {
             work(b, number, &near);
         }
@@ -169,15 +189,18 @@ static attn_status compute(attn__backward *b)
 {
     const attn_plan *plan = b->plan;
     const bool together = worth_threads(plan);
+    const bool apart = plan->dq_apart && b->io.dq.data != NULL;
     each_tile(b, prepare);
     attn__ranges_number(b);
+    if (!apart || b->io.dk.data != NULL || b->io.dv.data != NULL) {
 #pragma omp parallel num_threads(plan->threads) if (together)
-    attn__ranges_work(b);
+        attn__ranges_work(b);
+    }
     if (attn__run_stopped(&b->run)) {
         return attn__fail(b->run.status, "%s", b->run.text);
     }
-    if (b->dq != NULL) {
-        each_tile(b, finish);
+    if (apart || b->dq != NULL) {
+        each_tile(b, apart ? finish_apart : finish);
     }
     return ATTN_OK;
 }

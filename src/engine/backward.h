@@ -18,7 +18,7 @@ typedef struct attn__backward {
     int64_t levels;     /* most ranges of a sequence here */
     float *lse, *delta; /* [sequence][query head][query], dense */
     float *dq;          /* likewise, [..][dim_qk]: the sum where dq itself is no place for fp32; or NULL */
-    atomic_uint *turns; /* [place][query head]: of a query tile, the range whose turn it is */
+    atomic_uint *turns; /* [place][query head]: of a query tile, the range whose turn it is; NULL: dq_apart */
     char *threads;
     atomic_int_least64_t next;  /* item */
     atomic_int_least64_t cells; /* of the finished items */
@@ -34,6 +34,8 @@ int64_t attn__ranges_most(const attn_plan *plan);
 void attn__ranges_number(attn__backward *b);
 /* Takes items until there are no more. */
 void attn__ranges_work(attn__backward *b);
+/* dq of a query tile that has rows, of all ranges, in fp32: in the thread's buffer, dense. */
+const float *attn__ranges_queries(attn__backward *b, int64_t sequence, int64_t head, int64_t tile);
 
 /* A kernel can add to rows of such a tensor. */
 static inline bool attn__adds_in_place(const attn_plan *plan, const attn_tensor *t)

@@ -65,6 +65,7 @@ struct attn_plan {
     bool in_memory;
     bool direct;   /* W = 1 without a spool: a kernel's rows are the result */
     bool backward; /* gradients */
+    bool dq_apart; /* of which dQ is made in a pass of its own: its fp32 sums have no room */
     bool spooled;
     char *spool;
     char *manifest; /* the spool's identity, as text */

@@ -5,7 +5,8 @@
  * An item alone owns dk and dv of its keys, and goes over all query tiles of the group's heads that see them,
  * the last tile first, so that under a causal mask all ranges begin with a tile that each of them sees.  dq
  * of a query tile is shared by the ranges that see it, and is summed by turns: range r adds to it when range
- * r - 1 has.  Many threads get short ranges, but all are cut where the kernel's tiles of keys end, and every
+ * r - 1 has; or, where these sums have no room (plan->dq_apart), a pass of its own takes its ranges in turn.
+ * Many threads get short ranges, but all are cut where the kernel's tiles of keys end, and every
  * sum has one order: the bits do not depend on the number of threads.
  *
  * WAITING.  Items are taken by rising number, ranges outermost, so that threads mostly work on different
@@ -174,6 +175,42 @@ static tiles tiles_of(const attn__backward *b, const attn__sequence *s, int64_t 
     return (tiles){from / b->plan->tile_q, to / b->plan->tile_q + 1};
 }
 
+/* With this thread's buffers, of no range yet. */
+static item open_item(attn__backward *b, int64_t sequence, int64_t kv_head)
+{
+    const attn_problem *p = &b->plan->problem;
+    const int64_t keys = attn__min(p->tokens_kv, b->plan->range_keys), real = (int64_t)sizeof(float);
+    item t = {.b = b, .sequence = sequence, .kv_head = kv_head};
+    t.s = attn__sequence_at(&b->sequences, sequence);
+    char *space = b->threads + attn__thread() * b->plan->space.thread;
+    t.scratch = attn__take(&space, (int64_t)b->plan->kernel->backward_scratch(&b->plan->shape));
+    t.dk = attn__take(&space, keys * p->dim_qk * real);
+    t.dv = attn__take(&space, keys * p->dim_v * real);
+    t.dq = attn__take(&space, b->plan->tile_q * p->dim_qk * real);
+    return t;
+}
+
+static void set_range(item *t, int64_t range)
+{
+    const attn_problem *p = &t->b->plan->problem;
+    t->range = range;
+    t->first = first_key(t->b->plan, &t->s, range);
+    t->count = first_key(t->b->plan, &t->s, range + 1) - t->first;
+    t->sees = tiles_of(t->b, &t->s, range);
+    t->before = range > 0 ? tiles_of(t->b, &t->s, range - 1) : (tiles){0, 0};
+    const int64_t token = t->s.kv_first + t->first;
+    t->span = (attn__gradient_span){
+        .first = t->first,
+        .count = t->count,
+        .k = attn__tensor_at(&t->b->io.k, p->dtype, t->s.batch, t->kv_head, token),
+        .v = attn__tensor_at(&t->b->io.v, p->dtype, t->s.batch, t->kv_head, token),
+        .k_token = t->b->io.k.stride[2],
+        .k_dim = t->b->io.k.stride[3],
+        .v_token = t->b->io.v.stride[2],
+        .v_dim = t->b->io.v.stride[3],
+    };
+}
+
 static item item_at(attn__backward *b, int64_t number)
 {
     const attn_problem *p = &b->plan->problem;
@@ -183,18 +220,8 @@ static item item_at(attn__backward *b, int64_t number)
         *(b->first[middle] <= number ? &low : &high) = middle;
     }
     int64_t at = number - b->first[low];
-    item t = {.b = b, .range = low, .sequence = b->order[at / p->heads_kv], .kv_head = at % p->heads_kv};
-    t.s = attn__sequence_at(&b->sequences, t.sequence);
-    t.first = first_key(b->plan, &t.s, low);
-    t.count = first_key(b->plan, &t.s, low + 1) - t.first;
-    t.sees = tiles_of(b, &t.s, low);
-    t.before = low > 0 ? tiles_of(b, &t.s, low - 1) : (tiles){0, 0};
-    int64_t keys = attn__min(p->tokens_kv, b->plan->range_keys);
-    char *space = b->threads + attn__thread() * b->plan->space.thread;
-    t.scratch = attn__take(&space, (int64_t)b->plan->kernel->backward_scratch(&b->plan->shape));
-    t.dk = attn__take(&space, keys * p->dim_qk * (int64_t)sizeof(float));
-    t.dv = attn__take(&space, keys * p->dim_v * (int64_t)sizeof(float));
-    t.dq = attn__take(&space, b->plan->tile_q * p->dim_qk * (int64_t)sizeof(float));
+    item t = open_item(b, b->order[at / p->heads_kv], at % p->heads_kv);
+    set_range(&t, low);
     return t;
 }
 
@@ -276,37 +303,50 @@ static bool wait_for_turn(const item *t, atomic_uint *turn, int64_t tile)
     }
 }
 
-/* One kernel call: a query tile of one head. */
+/* One kernel call: some queries of one head, without dq. */
+static attn__gradient gradient_of(const item *t, int64_t head, int64_t row, int64_t count)
+{
+    const attn__backward *b = t->b;
+    const attn_problem *p = &b->plan->problem;
+    const int64_t at = attn__row_at(b, &t->s, head, row), token = t->s.q_first + row;
+    return (attn__gradient){.dtype = p->dtype,
+                            .dim_qk = p->dim_qk,
+                            .dim_v = p->dim_v,
+                            .scale = (float)p->scale,
+                            .lo = t->s.band.lo,
+                            .hi = t->s.band.hi,
+                            .first = row,
+                            .count = count,
+                            .q = attn__tensor_at(&b->io.q, p->dtype, t->s.batch, head, token),
+                            .q_token = b->io.q.stride[2],
+                            .q_dim = b->io.q.stride[3],
+                            .dout = attn__tensor_at(&b->io.dout, p->dtype, t->s.batch, head, token),
+                            .dout_token = b->io.dout.stride[2],
+                            .dout_dim = b->io.dout.stride[3],
+                            .lse = b->lse + at,
+                            .delta = b->delta + at,
+                            .spans = &t->span,
+                            .span_count = 1};
+}
+
+static int64_t rows_of(const item *t, int64_t tile)
+{
+    const int64_t tile_q = t->b->plan->tile_q;
+    return attn__min(tile_q, t->s.q_count - tile * tile_q);
+}
+
+/* A query tile of one head. */
 static bool add_tile(const item *t, int64_t head, int64_t tile)
 {
     attn__backward *b = t->b;
     const attn_plan *plan = b->plan;
-    const attn_problem *p = &plan->problem;
-    int64_t row = tile * plan->tile_q, count = attn__min(plan->tile_q, t->s.q_count - row);
-    int64_t at = attn__row_at(b, &t->s, head, row), token = t->s.q_first + row;
-    attn__gradient gradient = {.dtype = p->dtype,
-                               .dim_qk = p->dim_qk,
-                               .dim_v = p->dim_v,
-                               .scale = (float)p->scale,
-                               .lo = t->s.band.lo,
-                               .hi = t->s.band.hi,
-                               .first = row,
-                               .count = count,
-                               .q = attn__tensor_at(&b->io.q, p->dtype, t->s.batch, head, token),
-                               .q_token = b->io.q.stride[2],
-                               .q_dim = b->io.q.stride[3],
-                               .dout = attn__tensor_at(&b->io.dout, p->dtype, t->s.batch, head, token),
-                               .dout_token = b->io.dout.stride[2],
-                               .dout_dim = b->io.dout.stride[3],
-                               .lse = b->lse + at,
-                               .delta = b->delta + at,
-                               .spans = &t->span,
-                               .span_count = 1};
-    if (b->io.dq.data == NULL) {
+    const int64_t row = tile * plan->tile_q, count = rows_of(t, tile);
+    attn__gradient gradient = gradient_of(t, head, row, count);
+    if (b->io.dq.data == NULL || plan->dq_apart) {
         plan->kernel->backward(&gradient, t->scratch);
         return true;
     }
-    atomic_uint *turn = &b->turns[(attn__first_place(b, t->sequence) + tile) * p->heads_q + head];
+    atomic_uint *turn = &b->turns[(attn__first_place(b, t->sequence) + tile) * plan->problem.heads_q + head];
     if (!wait_for_turn(t, turn, tile)) {
         return false;
     }
@@ -321,17 +361,7 @@ static bool add_range(item *t)
 {
     const attn__backward *b = t->b;
     const attn_problem *p = &b->plan->problem;
-    int64_t group = p->heads_q / p->heads_kv, token = t->s.kv_first + t->first;
-    t->span = (attn__gradient_span){
-        .first = t->first,
-        .count = t->count,
-        .k = attn__tensor_at(&b->io.k, p->dtype, t->s.batch, t->kv_head, token),
-        .v = attn__tensor_at(&b->io.v, p->dtype, t->s.batch, t->kv_head, token),
-        .k_token = b->io.k.stride[2],
-        .k_dim = b->io.k.stride[3],
-        .v_token = b->io.v.stride[2],
-        .v_dim = b->io.v.stride[3],
-    };
+    const int64_t group = p->heads_q / p->heads_kv;
     t->span.dk = open_keys(t, &b->io.dk, p->dim_qk, t->dk, &t->span.dk_token);
     t->span.dv = open_keys(t, &b->io.dv, p->dim_v, t->dv, &t->span.dv_token);
     for (int64_t head = t->kv_head * group; head < (t->kv_head + 1) * group; head++) {
@@ -344,6 +374,27 @@ static bool add_range(item *t)
     close_keys(t, &b->io.dk, p->dim_qk, t->dk);
     close_keys(t, &b->io.dv, p->dim_v, t->dv);
     return true;
+}
+
+/* ---- dq apart ---- */
+
+const float *attn__ranges_queries(attn__backward *b, int64_t sequence, int64_t head, int64_t tile)
+{
+    const attn_plan *plan = b->plan;
+    const attn_problem *p = &plan->problem;
+    item t = open_item(b, sequence, head / (p->heads_q / p->heads_kv));
+    const int64_t count = rows_of(&t, tile), ranges = attn__ranges(plan, &t.s);
+    memset(t.dq, 0, (size_t)(count * p->dim_qk) * sizeof *t.dq);
+    for (int64_t range = 0; range < ranges; range++) {
+        set_range(&t, range);
+        if (tile >= t.sees.from && tile < t.sees.to) {
+            attn__gradient gradient = gradient_of(&t, head, tile * plan->tile_q, count);
+            gradient.dq = t.dq;
+            gradient.dq_token = p->dim_qk;
+            plan->kernel->backward(&gradient, t.scratch);
+        }
+    }
+    return t.dq;
 }
 
 /* ---- all items ---- */

@@ -42,6 +42,12 @@ static attn__space worker_space(const attn_plan *plan, int64_t workers, int64_t 
     return s;
 }
 
+static bool fits(const attn_plan *plan, int64_t limit)
+{
+    const int64_t bytes = plan->gpu != NULL ? plan->space.device : plan->space.total;
+    return bytes <= (limit == 0 ? SPACE_MAX : limit);
+}
+
 /* Lays out the workspace. */
 static attn__space space_of(const attn_plan *plan, int64_t workers, int64_t size_q, int64_t size_kv)
 {
@@ -133,14 +139,13 @@ static attn_status size_up(attn_plan *plan, const attn_options *options, int64_t
     ATTN__TRY(choose_kernel(plan, workers, size_kv, options->kernel));
     shorten_tiles(plan);
     plan->range_keys = plan->backward ? attn__range_keys(plan) : 0;
+    plan->dq_apart = false;
     plan->space = space_of(plan, workers, size_q, size_kv);
+    if (plan->backward && plan->problem.dtype_out != ATTN_F32 && !fits(plan, options->memory_limit)) {
+        plan->dq_apart = true;
+        plan->space = space_of(plan, workers, size_q, size_kv);
+    }
     return ATTN_OK;
-}
-
-static bool fits(const attn_plan *plan, int64_t limit)
-{
-    const int64_t bytes = plan->gpu != NULL ? plan->space.device : plan->space.total;
-    return bytes <= (limit == 0 ? SPACE_MAX : limit);
 }
 
 static attn_status over_limit(const attn_plan *plan, int64_t limit)
