@@ -12,9 +12,26 @@
 #include <cmocka.h>
 
 #include "backward_case.h"
+#include "engine/engine.h"
 #include "engine_case.h"
 
 /* ---- making cases ---- */
+
+backward_case backward_case_long(const char *text, int unequal, int accumulate)
+{
+    backward_case c = {.accumulate = accumulate};
+    assert_int_equal(attn_problem_parse(&c.problem, text), ATTN_OK);
+    if (unequal) {
+        static const int64_t q[] = {0, 300, 300, 800, 801}, kv[] = {0, 500, 900, 1900, 1900};
+        c.problem.batch = 4;
+        c.cu_q = malloc(sizeof q);
+        c.cu_kv = malloc(sizeof kv);
+        assert_true(c.cu_q != NULL && c.cu_kv != NULL);
+        memcpy(c.cu_q, q, sizeof q);
+        memcpy(c.cu_kv, kv, sizeof kv);
+    }
+    return c;
+}
 
 backward_case backward_case_random(uint64_t *seed, int64_t most_tokens)
 {
@@ -295,4 +312,30 @@ void backward_case_compare(const backward_case *c, const char *what)
         snprintf(text, sizeof text, "%s: dv", what);
         compare(c, text, &c->dv, &c->dv0, c->want_dv, check_bound_dv(&c->slope));
     }
+}
+
+void backward_case_describe(char *text, size_t capacity, const backward_case *c, const attn_options *o)
+{
+    char problem[512];
+    attn_problem_print(&c->problem, problem, sizeof problem);
+    snprintf(text, capacity, "%s threads=%d kernel=%s varlen=%d accumulate=%d delta=%d", problem, o->threads,
+             o->kernel == NULL ? "" : o->kernel, c->cu_q != NULL, c->accumulate, c->give_delta);
+}
+
+const char *backward_case_kernel(const attn_problem *p, uint64_t *seed)
+{
+    const attn__shape shape = {.dtype = p->dtype,
+                               .dim_qk = p->dim_qk,
+                               .dim_v = p->dim_v,
+                               .rows = p->tokens_q,
+                               .keys = p->tokens_kv,
+                               .backward = true};
+    const char *names[16];
+    int64_t count = 0;
+    for (const attn__kernel *const *row = attn__kernels; *row != NULL; row++) {
+        if (attn__kernel_refusal(*row, &shape) == NULL) {
+            names[count++] = (*row)->name;
+        }
+    }
+    return names[case_random(seed, count)];
 }

@@ -25,6 +25,8 @@ typedef struct backward_case {
 
 /* Random everything; sequences of unequal length in one case of three. */
 backward_case backward_case_random(uint64_t *seed, int64_t most_tokens);
+/* A case with several ranges of keys. */
+backward_case backward_case_long(const char *text, int unequal, int accumulate);
 /* Random inputs, o and lse from the fp64 forward, and the answer. */
 void backward_case_open(backward_case *c, uint64_t seed);
 void backward_case_close(backward_case *c);
@@ -33,5 +35,8 @@ attn_gradients backward_case_io(const backward_case *c);
 /* Outputs become what they were at first; then plan, poisoned workspace of exactly its size, execute. */
 attn_status backward_case_run(backward_case *c, const attn_options *options);
 void backward_case_compare(const backward_case *c, const char *what);
+void backward_case_describe(char *text, size_t capacity, const backward_case *c, const attn_options *o);
+/* A random row of the table that has gradients and takes the problem here. */
+const char *backward_case_kernel(const attn_problem *p, uint64_t *seed);
 
 #endif
