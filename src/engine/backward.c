@@ -171,6 +171,7 @@ static bool worth_threads(const attn_plan *plan)
     return attn__worth_threads(2.5 * attn__flops(p, cells));
 }
 
+/* Each thread has rising numbers, as tile_at() wants them. */
 static void each_tile(attn__backward *b, void (*work)(attn__backward *, int64_t, int64_t *))
 {
     const bool together = worth_threads(b->plan);
@@ -178,7 +179,7 @@ static void each_tile(attn__backward *b, void (*work)(attn__backward *, int64_t,
 #pragma omp parallel num_threads(b->plan->threads) if (together)
     {
         int64_t near = -1;
-#pragma omp for schedule(dynamic, 1)
+#pragma omp for schedule(monotonic : dynamic, 1)
         for (int64_t number = 0; number < numbers; number++) {
             work(b, number, &near);
         }
