@@ -51,13 +51,13 @@ static void test_bits_of_the_least_workspace(void **state)
 {
     (void)state;
     int smaller = 0;
-    for (uint64_t i = 0; i < 120; i++) {
+    for (uint64_t i = 0; i < 60; i++) {
         uint64_t seed = 9000 + i;
         char what[1024], *before[3] = {NULL, NULL, NULL};
         backward_case c =
-            i % 4 == 0 ? backward_case_long("heads=4,kv_heads=2,tokens=500,kv_tokens=1400,dim=64,dtype=bf16,"
+            i % 6 == 0 ? backward_case_long("heads=4,kv_heads=2,tokens=500,kv_tokens=1400,dim=16,dtype=bf16,"
                                             "out=bf16,causal",
-                                            (int)(i / 4 % 2), (int)(i / 8 % 2))
+                                            (int)(i / 6 % 2), (int)(i / 12 % 2))
                        : backward_case_random(&seed, 70);
         attn_options o = {.size = sizeof o, .threads = 1 + (int)case_random(&seed, 3)};
         o.kernel = backward_case_kernel(&c.problem, &seed);
@@ -91,7 +91,7 @@ static void test_bits_of_the_least_workspace(void **state)
         }
         backward_case_close(&c);
     }
-    assert_true(smaller >= 30);
+    assert_true(smaller >= 15);
 }
 
 static void run_alone(backward_case *c, const case_piece *s, const attn_options *options)
