@@ -219,19 +219,19 @@ VEC_INLINE void few_scores_of(const int m, const bool square, const int64_t know
     }
 }
 
-/* Key after key, written out for the dims that few_known took; written: can it have taken any? */
-VEC_INLINE void few_scores_in_order(const int m, const bool written, const attn_dtype dtype,
-                                    const few_state *state, const few_group *group, const few_rows *keys,
-                                    int64_t from, int64_t to)
+/* Written out for the dims that few_known took; known: can it have taken any?  Else a loop over dims. */
+VEC_INLINE void few_scores_by(const int m, const bool known, const bool square, const attn_dtype dtype,
+                              const few_state *state, const few_group *group, const few_rows *keys,
+                              int64_t from, int64_t to)
 {
-    if (written && keys->known == 64) {
+    if (known && keys->known == 64) {
         few_scores_of(m, false, 64, dtype, state, group, keys, from, to);
-    } else if (written && keys->known == 128) {
+    } else if (known && keys->known == 128) {
         few_scores_of(m, false, 128, dtype, state, group, keys, from, to);
-    } else if (written && m < FEW_GROUP && keys->known == 256) {
+    } else if (known && m < FEW_GROUP && keys->known == 256) {
         few_scores_of(m, false, 256, dtype, state, group, keys, from, to);
     } else {
-        few_scores_of(m, false, 0, dtype, state, group, keys, from, to);
+        few_scores_of(m, square, 0, dtype, state, group, keys, from, to);
     }
 }
 
@@ -239,23 +239,19 @@ VEC_INLINE void few_scores_as(const attn_dtype dtype, const few_state *state, co
                               const few_rows *keys, int64_t from, int64_t to)
 {
     enum { SQUARES = VEC_LANES >= 16 }; /* fewer keys at once gain nothing */
-    const bool known = FEW_KNOWN && dtype == ATTN_F32 && keys->known > 0;
-    if (known && group->m == 4) {
-        few_scores_in_order(FEW_KNOWN ? 4 : 1, FEW_KNOWN, dtype, state, group, keys, from, to);
-    } else if (known && group->m == 5) {
-        few_scores_in_order(FEW_KNOWN ? 5 : 1, FEW_KNOWN, dtype, state, group, keys, from, to);
-    } else if (group->m == 4) {
-        few_scores_of(FEW_GROUP >= 4 ? 4 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
+    const bool known = FEW_KNOWN && dtype == ATTN_F32;
+    if (group->m == 4) {
+        few_scores_by(FEW_GROUP >= 4 ? 4 : 1, known, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 5) {
-        few_scores_of(FEW_LARGE >= 5 ? 5 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
+        few_scores_by(FEW_LARGE >= 5 ? 5 : 1, known, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 6) {
-        few_scores_of(FEW_LARGE >= 6 ? 6 : 1, SQUARES, 0, dtype, state, group, keys, from, to);
+        few_scores_by(FEW_LARGE >= 6 ? 6 : 1, false, SQUARES, dtype, state, group, keys, from, to);
     } else if (group->m == 3) {
-        few_scores_of(FEW_THREE ? 3 : 1, false, 0, dtype, state, group, keys, from, to);
+        few_scores_by(FEW_THREE ? 3 : 1, false, false, dtype, state, group, keys, from, to);
     } else if (group->m == 2) {
-        few_scores_in_order(FEW_GROUP >= 2 ? 2 : 1, FEW_KNOWN, dtype, state, group, keys, from, to);
+        few_scores_by(FEW_GROUP >= 2 ? 2 : 1, FEW_KNOWN, false, dtype, state, group, keys, from, to);
     } else {
-        few_scores_in_order(1, FEW_KNOWN_ONE, dtype, state, group, keys, from, to);
+        few_scores_by(1, FEW_KNOWN_ONE, false, dtype, state, group, keys, from, to);
     }
 }
 

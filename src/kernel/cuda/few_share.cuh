@@ -133,8 +133,8 @@ FEW unsigned few_units_of(const few_params *p, int first, int last)
     return __reduce_add_sync(~0u, sum);
 }
 
-/* One of 32 things has `units` for each lane.  Is *unit among these?  *index goes on to the thing that has it, whose unit it
- * becomes, or by 32. */
+/* Each lane has the units of one of 32 tiles or sequences in a row, of which the first is number *index.  True if *unit is
+ * in one of them: *index becomes its number, *unit is counted from its begin.  Else both go on behind the 32. */
 FEW bool few_search(unsigned units, unsigned *unit, int *index)
 {
     unsigned upto = few_running_sum(units), past = __ballot_sync(~0u, upto > *unit);
