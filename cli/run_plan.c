@@ -121,13 +121,18 @@ int run_make_plan(run *r)
     if (status != ATTN_OK) {
         return cli_fail(status);
     }
-    if (on_gpu(r)) { /* the driver has come, and the plan's pinned buffers */
+    attn_summary summary = ATTN_INIT(attn_summary);
+    status = attn_plan_summary(r->plan, &summary);
+    if (status != ATTN_OK) {
+        return cli_fail(status);
+    }
+    if (on_gpu(r)) { /* the driver has come */
         m->program = cli_memory_program(r->args->common.threads);
     }
     /* The workspace is gone when the result is verified: the plan must not depend on --verify. */
-    int64_t work = (int64_t)attn_plan_workspace(r->plan);
     int64_t check = r->args->verify || r->args->verify_rows > 0 ? cli_verify_bytes(&r->problem) : 0;
-    m->predicted = m->program + (work > check ? work : check);
+    m->predicted =
+        m->program + summary.pinned_memory + (summary.workspace > check ? summary.workspace : check);
     return CLI_OK;
 }
 

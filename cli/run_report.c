@@ -209,6 +209,7 @@ static void json_memory(cli_json *json, const run *r)
     attn_summary summary = ATTN_INIT(attn_summary);
     if (r->args->common.device == ATTN_CUDA && attn_plan_summary(r->plan, &summary) == ATTN_OK) {
         cli_json_int(json, "device_bytes", summary.device_memory);
+        cli_json_int(json, "pinned_bytes", summary.pinned_memory);
     }
     cli_json_end(json);
 }

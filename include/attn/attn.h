@@ -337,10 +337,11 @@ typedef struct attn_options {
  * Decides everything about `problem` under `options` (NULL: all defaults) and touches no data.  Costs
  * O(k^2 + W) time and memory.  With device CUDA and without in_memory the plan's first execute takes, and the
  * plan keeps until it is destroyed, memory of the GPU (attn_summary.device_memory) and pinned memory of the
- * host: it may fail with ATTN_ENOMEM.  Without a memory_limit each plan is made for what the GPU has free
- * then, so give one to each of several.  On success *plan is owned by the caller, who frees it with
- * attn_plan_destroy().  Fails with ATTN_EINVAL (a field, or an interest set that covers not all differences:
- * the text lists them), ATTN_EUNSUPPORTED (no kernel takes it), ATTN_ELIMIT, ATTN_ENOMEM; then *plan = NULL.
+ * host (pinned_memory): it may fail with ATTN_ENOMEM.  Without a memory_limit each plan is made for what the
+ * GPU has free then, so give one to each of several.  On success *plan is owned by the caller, who frees it
+ * with attn_plan_destroy().  Fails with ATTN_EINVAL (a field, or an interest set that covers not all
+ * differences: the text lists them), ATTN_EUNSUPPORTED (no kernel takes it), ATTN_ELIMIT, ATTN_ENOMEM; then
+ * *plan = NULL.
  */
 ATTN_API ATTN_MUST_CHECK attn_status attn_plan_create(attn_plan **plan, const attn_problem *problem,
                                                       const attn_options *options);

@@ -41,6 +41,7 @@ typedef struct attn_summary {
     int64_t workspace_partial; /* partials on their way and the Tiler's rows; dq, lse and D of gradients */
     int64_t workspace_kernel;  /* scratch of the kernel threads */
     int64_t device_memory;     /* of the GPU, owned by the plan, where inputs are outside of its memory */
+    int64_t pinned_memory;     /* of the host, likewise: the way to the GPU and back; not in the workspace */
 } attn_summary;
 
 ATTN_API ATTN_MUST_CHECK attn_status attn_plan_summary(const attn_plan *plan, attn_summary *summary);

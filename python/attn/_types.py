@@ -207,6 +207,7 @@ class Summary(Sized):
         ("workspace_partial", c_int64),
         ("workspace_kernel", c_int64),
         ("device_memory", c_int64),
+        ("pinned_memory", c_int64),
     ]
 
 

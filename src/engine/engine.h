@@ -40,6 +40,7 @@ typedef struct attn__space {
     int64_t thread;  /* per kernel thread: scratch, spans, a tile of results */
     int64_t worker;  /* one resident worker: the above, for all its threads */
     int64_t device, pinned; /* of a GPU's plan with inputs outside its memory: owned by the plan */
+    int64_t pair;           /* there: query groups on their way at once, 1 or 2 */
     int64_t tiler;          /* accumulators (memory) or fold buffers (spool), and turns */
     int64_t total;
 } attn__space;

@@ -176,6 +176,7 @@ attn_status attn_plan_summary(const attn_plan *plan, attn_summary *summary)
         .workspace_partial = (plan->stage != NULL ? 0 : plan->resident * space->partial) + space->tiler,
         .workspace_kernel = plan->stage != NULL ? 0 : plan->resident * plan->threads * space->thread,
         .device_memory = space->device,
+        .pinned_memory = space->pinned,
     };
     ATTN__TRY(summarize_tokens(plan, &s));
     if (plan->layout.workers <= ATTN__COUNTED) {

@@ -11,6 +11,8 @@
  *     memory of the GPU   K and V of the quorum, two query groups, two partials, the kernel's workspace
  *     pinned memory       two partials, RING chunks
  *
+ * Where a worker has one query group only, so has the GPU.
+ *
  * The plan owns all of it: its first execute takes it, since who only looks at a plan needs none, and later
  * ones allocate nothing; one execute of such a plan runs at a time.
  */
@@ -90,11 +92,12 @@ attn_status attn__stage_plan(attn_plan *plan, const char *kernel, int64_t worker
     const attn__cuda_call call = largest_call(plan, workers);
     ATTN__TRY(attn__cuda_choose(&plan->cuda, &call, false, kernel));
     attn__space s = {0};
+    s.pair = attn__min(PAIR, size_q);
     s.q_rows = attn__ceil_div(p->tokens_q, workers);
     s.kv_rows = attn__min(p->tokens_kv, size_kv * attn__ceil_div(p->tokens_kv, workers));
     s.gather =
-        round_up(s.kv_rows * bytes.k) + round_up(s.kv_rows * bytes.v) + PAIR * round_up(s.q_rows * bytes.q);
-    s.partial = PAIR * round_up(s.q_rows * bytes.o);
+        round_up(s.kv_rows * bytes.k) + round_up(s.kv_rows * bytes.v) + s.pair * round_up(s.q_rows * bytes.q);
+    s.partial = s.pair * round_up(s.q_rows * bytes.o);
     s.thread = round_up((int64_t)plan->cuda->forward_workspace(&call, plan->gpu));
     s.device = plan->resident * (s.gather + s.partial + s.thread);
     s.pinned = plan->resident * (s.partial + RING * chunk_bytes(plan, &s));
@@ -121,7 +124,7 @@ static void lay_out(slot *s, const attn_plan *plan)
     char *device = s->device, *pinned = s->pinned;
     s->k = part(&device, space->kv_rows * bytes.k);
     s->v = part(&device, space->kv_rows * bytes.v);
-    for (int i = 0; i < PAIR; i++) {
+    for (int64_t i = 0; i < space->pair; i++) {
         s->q[i] = part(&device, space->q_rows * bytes.q);
         s->partial[i] = part(&device, space->q_rows * bytes.o);
         s->result[i] = part(&pinned, space->q_rows * bytes.o);
@@ -320,7 +323,8 @@ static attn_status fold_pair(const attn__rank_work *w, const attn__piece *t, att
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
     const slot *s = &plan->stage->slot[w->slot];
-    const int64_t turn = s->groups % PAIR, n = t->group_count, element = (int64_t)attn_dtype_size(p->dtype);
+    const int64_t turn = s->groups % plan->space.pair, n = t->group_count,
+                  element = (int64_t)attn_dtype_size(p->dtype);
     const int64_t real = (int64_t)sizeof(float), key_row = w->offset[held];
     const attn__block_rows rows = attn__schedule_rows(plan->schedule, pair);
     const int64_t row = rows.q_first - t->group_first;
@@ -406,7 +410,7 @@ static attn_status send_back(attn__rank_work *w, const attn__piece *t, double be
     const attn_plan *plan = w->run->plan;
     const int gpu = plan->gpu->ordinal;
     slot *s = &plan->stage->slot[w->slot];
-    const int64_t turn = s->groups++ % PAIR;
+    const int64_t turn = s->groups++ % plan->space.pair;
     const int64_t bytes = t->group_count * attn__problem_bytes(&plan->problem).o;
     ATTN__TRY(attn_cuda_event_record(gpu, s->computed[turn], s->compute));
     ATTN__TRY(attn__cuda_after(plan->gpu, s->back, s->computed[turn]));
@@ -421,9 +425,9 @@ attn_status attn__stage_group(attn__rank_work *w, const attn__piece *t)
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
     slot *s = &plan->stage->slot[w->slot];
-    const int64_t turn = s->groups % PAIR, planes = p->batch * p->heads_q;
+    const int64_t turn = s->groups % plan->space.pair, planes = p->batch * p->heads_q;
     const double begin = attn__now();
-    if (s->groups >= PAIR) { /* its buffers are those of the group two before */
+    if (s->groups >= plan->space.pair) { /* its buffers are those of an earlier group */
         ATTN__TRY(attn__cuda_after(plan->gpu, s->copy, s->computed[turn]));
     }
     ATTN__TRY(send_group(w, ATTN_Q, t->group, s->q[turn], 0, t->group_count));
@@ -440,13 +444,16 @@ attn_status attn__stage_group(attn__rank_work *w, const attn__piece *t)
         }
     }
     ATTN__TRY(send_back(w, t, begin));
-    return deliver(w, 1 - turn);
+    return deliver(w, s->groups % plan->space.pair);
 }
 
 attn_status attn__stage_end(attn__rank_work *w)
 {
     /* the next rank's keys go where this one's are */
-    slot *s = &w->run->plan->stage->slot[w->slot];
-    ATTN__TRY(deliver(w, s->groups % PAIR));
-    return deliver(w, 1 - s->groups % PAIR);
+    const attn_plan *plan = w->run->plan;
+    slot *s = &plan->stage->slot[w->slot];
+    for (int64_t i = 0; i < plan->space.pair; i++) {
+        ATTN__TRY(deliver(w, (s->groups + i) % plan->space.pair));
+    }
+    return ATTN_OK;
 }
