@@ -291,6 +291,36 @@ static void test_fewer_multiprocessors(void **state)
     cuda_conclude();
 }
 
+/* Of 64 dims tiles are as high as fills the multiprocessors best: of 256 rows, 192, 128 (enqueued_flash). */
+static void test_tiles_of_every_height(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *problem;
+        int sms;
+    } cases[] = {{"batch=3,heads=6,tokens=500,kv_tokens=512,dim=64", 1},
+                 {"batch=3,heads=6,tokens=380,kv_tokens=400,dim=64", 1},
+                 {"batch=3,heads=6,tokens=500,kv_tokens=512,dim=64", 0}};
+    for (int i = 0; i < 3; i++) {
+        const attn_options o = {.size = sizeof o, .sms = cases[i].sms};
+        for (int kind = 0; kind < (cuda.small ? 1 : CUDA_KINDS); kind++) {
+            attn_problem p = parse(cases[i].problem);
+            p.dtype = p.dtype_out = kind % 2 == 0 ? ATTN_BF16 : ATTN_F16;
+            p.heads_kv = kind % 3 == 0 ? 2 : 6;
+            p.mask = (attn_mask)((kind + i) % 3);
+            p.window_left = p.mask == ATTN_MASK_WINDOW ? 90 : 0;
+            p.window_right = p.mask == ATTN_MASK_WINDOW ? 40 : 0;
+            try_case((cuda_case){.problem = p,
+                                 .kind = (cuda_kind)kind,
+                                 .layout = kind % CUDA_LAYOUTS,
+                                 .rows = 24,
+                                 .seed = 12},
+                     &o);
+        }
+    }
+    cuda_conclude();
+}
+
 /* Few multiprocessors have long shares of a cache, which few-sm90 gives to other kernels; whole steps, a
  * rest, masks at either end. */
 static void test_long_shares(void **state)
@@ -320,7 +350,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_unequal_lengths),       cmocka_unit_test(test_unequal_caches),
         cmocka_unit_test(test_full_sequences),        cmocka_unit_test(test_many_heads),
         cmocka_unit_test(test_blocks_of_keys),        cmocka_unit_test(test_gradient_options),
-        cmocka_unit_test(test_fewer_multiprocessors), cmocka_unit_test(test_long_shares),
+        cmocka_unit_test(test_fewer_multiprocessors), cmocka_unit_test(test_tiles_of_every_height),
+        cmocka_unit_test(test_long_shares),
     };
     return cuda_main(argc, argv, "cuda_features", tests, sizeof tests / sizeof tests[0]);
 }

@@ -10,6 +10,7 @@
 #include "kernel/cuda/driver.h"
 #include "kernel/cuda/few_cut.h"
 #include "kernel/cuda/few_params.h"
+#include "kernel/cuda/flash_forward.h"
 #include "kernel/cuda/rows.h"
 
 enum {
@@ -81,19 +82,23 @@ static const char *rejects(const attn__cuda_call *call, bool backward)
     return call->q.data == NULL ? NULL : rejects_layout(call);
 }
 
-/* What a call takes here, in keys of a full tile, as measured (docs/perf/cuda_few.md, "Which kernel"): its
- * keys and the merge; a share that goes on from tile to tile, for each of them; the search of such a share in
+/* What a call takes here, ns, as measured on an H200 (docs/perf/cuda_few.md, "Which kernel"): its keys and
+ * the merge; a share that goes on from tile to tile, for each of them; the search of such a share in
  * sequences of unequal length. */
-static double cost(const attn__cuda_call *call, const attn__few_seen *keys)
+static double time_of(const attn__cuda_call *call)
 {
-    const bool small = call->dim_qk <= 64 && call->dim_v <= 64;
-    const double a_key = small ? 1.25 : 1.75, merge = small ? 400 : 700, next = 1000, search = 200;
+    static const struct {
+        double key, merge, next, search;
+    } dims[] = {{12.5, 7000, 10000, 2000}, {16.3, 9500, 9300, 1900}, {31, 16000, 17900, 3600}};
+    const int64_t dim = attn__max(call->dim_qk, call->dim_v);
+    const int i = dim <= 64 ? 0 : dim <= 128 ? 1 : 2;
+    const attn__few_seen keys = attn__few_seen_of(call);
     const attn__cuda_device gpu = {.sms = MULTIPROCESSORS};
     const attn__few_cut cut = attn__few_cut_of(call, &gpu);
-    const double all = (double)cut.all * keys->mean, share = all / (double)cut.blocks;
-    return a_key * all / MULTIPROCESSORS + merge +
-           (cut.each > 0 ? 0 : next * fmax(share / fmax(keys->least, 1), 1)) +
-           (cut.fixed ? 0 : search * (double)cut.tiles);
+    const double all = (double)cut.all * keys.mean, share = all / (double)cut.blocks;
+    return dims[i].key * all / MULTIPROCESSORS + dims[i].merge +
+           (cut.each > 0 ? 0 : dims[i].next * fmax(share / fmax(keys.least, 1), 1)) +
+           (cut.fixed ? 0 : dims[i].search * (double)cut.tiles);
 }
 
 /*
@@ -107,9 +112,7 @@ static const char *declines(const attn__cuda_call *call, bool backward)
     if (call->tokens_q <= 16) {
         return NULL;
     }
-    const attn__few_seen keys = attn__few_seen_of(call);
-    const int64_t full = call->batch * call->heads_q * attn__ceil_div(call->tokens_q, 128);
-    return cost(call, &keys) > fmax(keys.most, (double)full * keys.mean / MULTIPROCESSORS)
+    return time_of(call) > attn__flash_forward_time(call, MULTIPROCESSORS)
                ? "is for few query rows against many keys; these fill a kernel of larger tiles"
                : NULL;
 }

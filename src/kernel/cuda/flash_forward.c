@@ -11,48 +11,69 @@
 #include "kernel/cuda/flash_forward_params.h"
 #include "kernel/cuda/map.h"
 
+/* Rows of the lowest tile. */
+enum { LEAST_ROWS = 128 };
+
 /* How large the keys and values are of heads whose tiles take turns; of the last such heads. */
 enum { TOGETHER_BYTES = 8 << 20, LAST_BYTES = 32 << 20 };
 
-/* ---- shapes ---- */
+/* ---- tiles ---- */
 
-/* The kernels of padded dims.  Of dims up to 128 there are two: a step of more keys does more work between
- * waits, but its last is emptier. */
+/* A kernel: of dims up to 64, 128 or 256, of so many queries a tile and keys a step.  A higher tile takes
+ * less time for its rows, but fewer of them may be there than multiprocessors. */
 typedef struct variant {
     int rows, keys;
     unsigned threads, shared;
+    float key, start;     /* ns that a tile takes for each key, and for how many keys all else, on an H200 */
     const char *image[2]; /* fp16, bf16 */
 } variant;
 
-/* Measured on an H200 at lengths of powers of two (docs/perf/cuda_fwd.md).  At dims of 128 the larger steps
- * are faster under a mask alone. */
-enum { MANY_KEYS_64 = 2048, MANY_KEYS_128 = 16384 };
-
-static const variant variant_64 = {ATTN__FORWARD_ROWS_64,
-                                   ATTN__FORWARD_KEYS_64,
-                                   640,
-                                   ATTN__FORWARD_SHARED_64,
-                                   {"flash_forward_f16_64", "flash_forward_bf16_64"}};
-static const variant variant_64_long = {ATTN__FORWARD_ROWS_64_LONG,
-                                        ATTN__FORWARD_KEYS_64_LONG,
-                                        512,
-                                        ATTN__FORWARD_SHARED_64_LONG,
-                                        {"flash_forward_f16_64_long", "flash_forward_bf16_64_long"}};
+/* The first of equals is taken. */
+static const variant variants_64[] = {{ATTN__FORWARD_ROWS_64,
+                                       ATTN__FORWARD_KEYS_64,
+                                       640,
+                                       ATTN__FORWARD_SHARED_64,
+                                       13.4F,
+                                       200,
+                                       {"flash_forward_f16_64", "flash_forward_bf16_64"}},
+                                      {ATTN__FORWARD_ROWS_64_LONG,
+                                       ATTN__FORWARD_KEYS_64_LONG,
+                                       512,
+                                       ATTN__FORWARD_SHARED_64_LONG,
+                                       10.2F,
+                                       250,
+                                       {"flash_forward_f16_64_long", "flash_forward_bf16_64_long"}},
+                                      {ATTN__FORWARD_ROWS_64_LOW,
+                                       ATTN__FORWARD_KEYS_64_LOW,
+                                       384,
+                                       ATTN__FORWARD_SHARED_64_LOW,
+                                       8.06F,
+                                       200,
+                                       {"flash_forward_f16_64_low", "flash_forward_bf16_64_low"}}};
 static const variant variant_128 = {ATTN__FORWARD_ROWS_128,
                                     ATTN__FORWARD_KEYS_128,
                                     384,
                                     ATTN__FORWARD_SHARED_128,
+                                    9.3F,
+                                    200,
                                     {"flash_forward_f16_128", "flash_forward_bf16_128"}};
 static const variant variant_128_long = {ATTN__FORWARD_ROWS_128,
                                          ATTN__FORWARD_KEYS_128_LONG,
                                          384,
                                          ATTN__FORWARD_SHARED_128_LONG,
+                                         9.3F,
+                                         200,
                                          {"flash_forward_f16_128_long", "flash_forward_bf16_128_long"}};
 static const variant variant_256 = {ATTN__FORWARD_ROWS_256,
                                     ATTN__FORWARD_KEYS_256,
                                     384,
                                     ATTN__FORWARD_SHARED_256,
+                                    17.9F,
+                                    200,
                                     {"flash_forward_f16_256", "flash_forward_bf16_256"}};
+
+/* Keys from which on steps of more keys are faster under a mask, at dims of 128. */
+enum { MANY_KEYS_128 = 16384 };
 
 /* Is every key visible to every query? */
 static bool is_full(const attn__cuda_call *call)
@@ -60,7 +81,50 @@ static bool is_full(const attn__cuda_call *call)
     return call->left == attn__unbounded && call->right == attn__unbounded;
 }
 
-static const variant *variant_of(const attn__cuda_call *call)
+static int32_t side_of(int64_t tokens)
+{
+    return (int32_t)attn__min(tokens, ATTN__TILE_FAR);
+}
+
+static int64_t tiles_q(const attn__cuda_call *call, const variant *v)
+{
+    return attn__ceil_div(call->tokens_q, v->rows);
+}
+
+/* Of the steps of a tile, of a sequence as long as any. */
+static int64_t tile_keys(const variant *v, const attn__cuda_call *call, int64_t index)
+{
+    const int64_t shift = call->shifted ? call->shift : call->tokens_kv - call->tokens_q;
+    const int64_t row = index * v->rows, end = attn__min(row + v->rows, call->tokens_q);
+    const int64_t from = attn__max(row + shift - side_of(call->left), 0);
+    const int64_t to = attn__min(end + shift + side_of(call->right), call->tokens_kv);
+    return to > from ? (attn__ceil_div(to, v->keys) - from / v->keys) * v->keys : 0;
+}
+
+/* ns, by the rounds of tiles of one length; where lengths differ, by the longest tile, or by all that there
+ * is to do and a part of a tile, for which some multiprocessors have none left.  Of unequal sequences only
+ * the longest is known, and the sum. */
+static double time_of(const variant *v, const attn__cuda_call *call, int sms)
+{
+    enum { SAMPLES = 9 }; /* evenly, the first and the last tile among them */
+    const int64_t high = tiles_q(call, v), count = attn__min(high, is_full(call) ? 1 : SAMPLES);
+    const bool ragged = call->cu_q != NULL;
+    int64_t tiles = high * call->batch;
+    tiles = ragged ? attn__min(tiles, call->total_q / v->rows + call->batch) : tiles;
+    double least = INFINITY, most = 0, mean = 0;
+    for (int64_t i = 0; i < count; i++) {
+        const double keys = (double)tile_keys(v, call, count > 1 ? i * (high - 1) / (count - 1) : 0);
+        least = fmin(least, keys);
+        most = fmax(most, keys);
+        mean += keys / (double)count;
+    }
+    const double rounds = (double)(tiles * call->heads_q) / sms;
+    const bool alike = (least == most && !ragged) || rounds <= 1;
+    return v->key * (alike ? ceil(rounds) * (most + v->start)
+                           : fmax(most + v->start, rounds * (mean + v->start) + mean / 4));
+}
+
+static const variant *variant_of(const attn__cuda_call *call, int sms)
 {
     const int64_t dim = attn__max(call->dim_qk, call->dim_v);
     if (dim > 128) {
@@ -69,13 +133,22 @@ static const variant *variant_of(const attn__cuda_call *call)
     if (dim > 64) {
         return is_full(call) || call->tokens_kv < MANY_KEYS_128 ? &variant_128 : &variant_128_long;
     }
-    return call->tokens_kv < MANY_KEYS_64 ? &variant_64 : &variant_64_long;
+    const variant *best = variants_64;
+    double least = time_of(best, call, sms);
+    for (size_t i = 1; i < sizeof variants_64 / sizeof *variants_64; i++) {
+        const double time = time_of(&variants_64[i], call, sms);
+        best = time < least ? &variants_64[i] : best;
+        least = fmin(least, time);
+    }
+    return best;
 }
 
-static int64_t tiles_q(const attn__cuda_call *call)
+double attn__flash_forward_time(const attn__cuda_call *call, int sms)
 {
-    return attn__ceil_div(call->tokens_q, variant_of(call)->rows);
+    return time_of(variant_of(call, sms), call, sms);
 }
+
+/* ---- what it takes ---- */
 
 static const char *shape_rejects(const attn__cuda_call *call)
 {
@@ -90,7 +163,8 @@ static const char *shape_rejects(const attn__cuda_call *call)
     if (call->shifted && (call->shift > most || call->shift < -most)) {
         return "takes a shift of at most 2^28 tokens";
     }
-    if (!attn__mul(tiles_q(call) * call->batch, call->heads_q, &tiles) || tiles > INT32_MAX / 2) {
+    const int64_t tiles_q = attn__ceil_div(call->tokens_q, LEAST_ROWS);
+    if (!attn__mul(tiles_q * call->batch, call->heads_q, &tiles) || tiles > INT32_MAX / 2) {
         return "has too many tiles: split the batch or the heads";
     }
     return NULL;
@@ -115,11 +189,6 @@ size_t attn__flash_forward_workspace(const attn__cuda_call *call, const attn__cu
 
 /* ---- parameters ---- */
 
-static int32_t side_of(int64_t tokens)
-{
-    return (int32_t)attn__min(tokens, ATTN__TILE_FAR);
-}
-
 /* How many heads have keys and values of about so many bytes: one at least. */
 static int32_t heads_of(const attn__cuda_call *call, int64_t bytes)
 {
@@ -143,9 +212,8 @@ static void fill_turns(attn__forward_params *p, const attn__cuda_call *call)
     p->last = (planes - heads_of(call, LAST_BYTES)) / p->together * p->together;
 }
 
-static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *call)
+static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *call, const variant *v)
 {
-    const variant *v = variant_of(call);
     const bool ragged = call->cu_q != NULL;
     ATTN__TRY(attn__cuda_map(&p->q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q,
                              call->batch, ragged, v->rows, call->o.data));
@@ -155,7 +223,7 @@ static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *cal
                           call->batch, ragged, v->keys, call->o.data);
 }
 
-static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
+static attn_status fill(attn__forward_params *p, const attn__cuda_call *call, const variant *v)
 {
     *p = (attn__forward_params){
         .o = call->o,
@@ -179,14 +247,14 @@ static attn_status fill(attn__forward_params *p, const attn__cuda_call *call)
         .right = side_of(call->right),
         .shift = (int32_t)call->shift,
         .shifted = call->shifted,
-        .tiles_q = (int32_t)tiles_q(call),
-        .tiles = (int32_t)(tiles_q(call) * call->batch * call->heads_q),
+        .tiles_q = (int32_t)tiles_q(call, v),
+        .tiles = (int32_t)(tiles_q(call, v) * call->batch * call->heads_q),
         .negate = call->scale < 0,
         .out_f32 = call->dtype_out == ATTN_F32,
         .merge = call->merge,
     };
     fill_turns(p, call);
-    return fill_maps(p, call);
+    return fill_maps(p, call, v);
 }
 
 static attn_status check_arrays(const attn__cuda_call *call)
@@ -225,13 +293,13 @@ static attn_status launch_begin(const attn__cuda_device *device, const char *ima
 static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
                           void *stream)
 {
-    const variant *v = variant_of(call);
-    const char *image = v->image[call->dtype == ATTN_BF16];
     const bool limited = attn__cuda_limited(call, device);
     const int sms = limited ? call->sms : device->sms;
+    const variant *v = variant_of(call, sms);
+    const char *image = v->image[call->dtype == ATTN_BF16];
     attn__forward_params p;
     CUfunction function;
-    ATTN__TRY(fill(&p, call));
+    ATTN__TRY(fill(&p, call, v));
     if (p.tiles == 0) {
         return ATTN_OK;
     }

@@ -17,8 +17,8 @@
  * Keys go from right to left, so that the masked steps of a causal band come first.  Scores never leave the
  * registers: the accumulator of S is, rounded, the left operand of P V.
  *
- * To be set before: HEAD_DIM 64, 128 or 256; KEYS of a step; SHARED, bytes of shared memory; TYPE; pack(low,
- * high); unpack(bits).
+ * To be set before: HEAD_DIM 64, 128 or 256; GROUPS; KEYS of a step; SHARED, bytes of shared memory; TYPE;
+ * pack(low, high); unpack(bits).
  */
 #include "kernel/cuda/flash_forward_store.cuh"
 

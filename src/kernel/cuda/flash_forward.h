@@ -6,6 +6,10 @@
 #include "kernel/cuda/cuda.h"
 
 const char *attn__flash_forward_rejects(const attn__cuda_call *call);
+
+/* What a call that is not refused takes on a GPU of so many multiprocessors, ns, about. */
+double attn__flash_forward_time(const attn__cuda_call *call, int sms);
+
 size_t attn__flash_forward_workspace(const attn__cuda_call *call, const attn__cuda_device *device);
 attn_status attn__flash_forward(const attn__cuda_call *call, const attn__cuda_device *device, void *workspace,
                                 void *stream);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bf16, dims padded to 64. */
 #define HEAD_DIM 64
+#define GROUPS   4
 #define KEYS     64
 #define SHARED   ATTN__FORWARD_SHARED_64
 #define TYPE     "bf16"

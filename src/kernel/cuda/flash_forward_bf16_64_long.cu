@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* bf16, dims padded to 64, many keys. */
 #define HEAD_DIM 64
+#define GROUPS   3
 #define KEYS     128
 #define SHARED   ATTN__FORWARD_SHARED_64_LONG
 #define TYPE     "bf16"

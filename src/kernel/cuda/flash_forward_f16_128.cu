@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* f16, dims padded to 128. */
 #define HEAD_DIM 128
+#define GROUPS   2
 #define KEYS     128
 #define SHARED   ATTN__FORWARD_SHARED_128
 #define TYPE     "f16"

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* f16, dims padded to 256. */
 #define HEAD_DIM 256
+#define GROUPS   2
 #define KEYS     80
 #define SHARED   ATTN__FORWARD_SHARED_256
 #define TYPE     "f16"

@@ -15,18 +15,18 @@
 #define INFINITE (__int_as_float(0x7f800000))
 #define LARGE    32768.0F /* sum of a step's weights, each of which fits in fp16 then */
 
-#if HEAD_DIM == 64 && KEYS == 64
+#if GROUPS == 4
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(112)
-enum { GROUPS = 4, STAGES = 8, Q_STAGES = 2 };
-#elif HEAD_DIM == 64
+enum { STAGES = 8, Q_STAGES = 2 };
+#elif GROUPS == 3
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(32)
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(160)
-enum { GROUPS = 3, STAGES = 4, Q_STAGES = 2 };
+enum { STAGES = 4, Q_STAGES = 2 };
 #else
 #define PRODUCER_REGISTERS PTX_REGISTERS_LESS(40)
 #define CONSUMER_REGISTERS PTX_REGISTERS_MORE(232)
-enum { GROUPS = 2, STAGES = 2, Q_STAGES = HEAD_DIM == 128 && KEYS <= 128 ? 2 : 1 };
+enum { STAGES = HEAD_DIM == 64 ? 4 : 2, Q_STAGES = HEAD_DIM <= 128 && KEYS <= 128 ? 2 : 1 };
 #endif
 
 enum {
@@ -41,7 +41,7 @@ enum {
     SCORES = KEYS / 2,     /* registers of S */
     OUTPUT = HEAD_DIM / 2, /* of O */
     /* scores made weights before O is waited for; with three warpgroups the others' products fill the time */
-    EARLY = HEAD_DIM == 64 ? SCORES : SCORES / 2,
+    EARLY = GROUPS > 2 ? SCORES : SCORES / 2,
     TURN = 1,              /* the first named barrier of the turns */
     OVERLAP = Q_STAGES > 1, /* a tile's store and the next tile's first product */
     TILES = 2 + Q_STAGES, /* known: that being stored or computed, those whose Q is there, the next */
