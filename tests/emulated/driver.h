@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * driver.h - in place of the CUDA driver, for launchers without a GPU: what always succeeds and does nothing.
- * What a test looks at, how kernels are found and launched, it sets itself afterwards.
+ * What a test looks at, such as what is launched, it sets itself afterwards.
  */
 #ifndef ATTN_TESTS_EMULATED_DRIVER_H
 #define ATTN_TESTS_EMULATED_DRIVER_H
 
 #include <string.h>
 
+#include "engine/engine.h"
 #include "kernel/cuda/driver.h"
 
 static CUresult driver_push(CUcontext context)
@@ -25,6 +26,13 @@ static CUresult driver_load(CUmodule *module, const void *image)
     static char any;
     (void)image;
     *module = (void *)&any;
+    return CUDA_SUCCESS;
+}
+static CUresult driver_function(CUfunction *found, CUmodule module, const char *name)
+{
+    static char any;
+    (void)module, (void)name;
+    *found = (void *)&any;
     return CUDA_SUCCESS;
 }
 static CUresult driver_capture_mode(CUstreamCaptureMode *mode)
@@ -54,8 +62,21 @@ static CUresult driver_map(CUtensorMap *made, CUtensorMapDataType type, cuuint32
 static inline void driver_install(void)
 {
     attn__cuda.context_push = driver_push, attn__cuda.context_pop = driver_pop;
-    attn__cuda.module_load = driver_load, attn__cuda.function_set = driver_set;
+    attn__cuda.module_load = driver_load, attn__cuda.module_function = driver_function;
+    attn__cuda.function_set = driver_set;
     attn__cuda.capture_mode = driver_capture_mode, attn__cuda.tensor_map = driver_map;
+}
+
+/* A call with contiguous arrays, of which nothing may be read. */
+static inline attn__cuda_call driver_call(const attn_problem *p)
+{
+    static _Alignas(256) char memory[256];
+    const attn_options options = ATTN_INIT(attn_options);
+    attn__cuda_call call = attn__device_call(p, &options);
+    const int64_t d = p->dim_qk, n = p->tokens_q, m = p->tokens_kv;
+    call.q = call.o = (attn__cuda_tensor){memory, p->heads_q * n * d, n * d, d};
+    call.k = call.v = (attn__cuda_tensor){memory, p->heads_kv * m * d, m * d, d};
+    return call;
 }
 
 #endif

@@ -27,13 +27,6 @@ static struct {
     int64_t grid;      /* blocks of the last */
 } enqueued;
 
-static CUresult function(CUfunction *found, CUmodule module, const char *name)
-{
-    static char any;
-    (void)module, (void)name;
-    *found = (void *)&any;
-    return CUDA_SUCCESS;
-}
 static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **params, void **extra)
 {
     (void)of, (void)extra;
@@ -52,7 +45,6 @@ static int install(void **state)
 {
     (void)state;
     driver_install();
-    attn__cuda.module_function = function;
     attn__cuda.launch = launch;
     return 0;
 }
@@ -105,18 +97,6 @@ static void merge_has_room(void)
     assert_true(enqueued.shared <= FEW_MERGE_SHARED);
 }
 
-/* Nothing is read of these. */
-static attn__cuda_call call_of(const attn_problem *p)
-{
-    static _Alignas(16) char memory[16];
-    const attn_options options = ATTN_INIT(attn_options);
-    attn__cuda_call call = attn__device_call(p, &options);
-    const int64_t d = p->dim_qk, n = p->tokens_q, m = p->tokens_kv;
-    call.q = call.o = (attn__cuda_tensor){memory, p->heads_q * n * d, n * d, d};
-    call.k = call.v = (attn__cuda_tensor){memory, p->heads_kv * m * d, m * d, d};
-    return call;
-}
-
 /* What is enqueued for the call. */
 static void enqueue(const attn__cuda_call *call, void *workspace)
 {
@@ -151,7 +131,7 @@ static void workspace_for_every_call(void **state)
     (void)state;
     for (int i = 0; i < 3000; i++) {
         const attn_problem p = random_problem(&seed);
-        attn__cuda_call call = call_of(&p);
+        attn__cuda_call call = driver_call(&p);
         call.sms = (int)(check_between(&seed, 0, 2) == 0 ? check_between(&seed, 1, 132) : 0);
         const size_t planned = attn__cuda_few_sm90.forward_workspace(&call, &device);
         const int64_t units = attn__ceil_div(p.tokens_kv, FEW_UNIT) * p.batch * p.heads_kv;
@@ -191,7 +171,7 @@ static void merged_where_cut(void **state)
     (void)state;
     for (int i = 0; i < 3000; i++) {
         const attn_problem p = random_problem(&seed);
-        const attn__cuda_call call = call_of(&p);
+        const attn__cuda_call call = driver_call(&p);
         enqueue(&call, workspace);
         const few_params *e = &enqueued.params;
         const int64_t units = attn__ceil_div(keys_of_tile(&p, 0), FEW_UNIT),
@@ -223,7 +203,7 @@ static void tiles_cut_alike(void **state)
     for (int i = 0; i < 3000; i++) {
         attn_problem p = random_problem(&seed);
         p.batch = check_between(&seed, 1, 3);
-        const attn__cuda_call call = call_of(&p);
+        const attn__cuda_call call = driver_call(&p);
         enqueue(&call, workspace);
         const few_params *e = &enqueued.params;
         const int64_t tiles = p.batch * p.heads_kv * e->tiles;
@@ -261,7 +241,7 @@ static void shares_of_whole_stages(void **state)
         p.tokens_q = 1, p.tokens_kv = cases[i].tokens_kv;
         p.dim_qk = p.dim_v = cases[i].dim;
         assert_int_equal(attn_problem_check(&p), ATTN_OK);
-        const attn__cuda_call call = call_of(&p);
+        const attn__cuda_call call = driver_call(&p);
         enqueue(&call, workspace);
         assert_int_equal(enqueued.params.blocks, cases[i].blocks);
         assert_int_equal(enqueued.kernels, 2);
@@ -304,7 +284,7 @@ static void long_shares_are_split(void **state)
         attn_problem p;
         assert_int_equal(attn_problem_parse(&p, cases[i].problem), ATTN_OK);
         p.dtype = p.dtype_out = ATTN_BF16;
-        attn__cuda_call call = call_of(&p);
+        attn__cuda_call call = driver_call(&p);
         call.sms = cases[i].sms;
         enqueue(&call, workspace);
         const few_params *e = &enqueued.params;
@@ -354,7 +334,7 @@ static void taken_where_faster(void **state)
         attn_problem p;
         assert_int_equal(attn_problem_parse(&p, cases[i].problem), ATTN_OK);
         p.dtype = p.dtype_out = ATTN_BF16;
-        attn__cuda_call call = call_of(&p);
+        attn__cuda_call call = driver_call(&p);
         if (cases[i].unequal) {
             call.cu_q = call.cu_kv = list;
             call.total_q = call.batch * call.tokens_q;
