@@ -13,9 +13,13 @@ the better of both, as the geometric mean and at worst.
 import argparse
 import math
 import statistics
+import sys
 
-import torch
-
+try:
+    import torch
+except ImportError:
+    print("kernels_cuda.py: there is no PyTorch for this Python; run it by one that has it", file=sys.stderr)
+    sys.exit(3)
 import attn
 
 KERNELS = (None, "few-sm90", "flash-sm90")

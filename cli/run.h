@@ -89,8 +89,8 @@ int run_open_inputs(run *r);
 int run_open_results(run *r);
 int run_scan_inputs(run *r);
 int run_save_inputs(run *r);
-/* What their names end with. */
-const char *run_saved_end(const run *r);
+/* The file that ATTN_Q, ATTN_K or ATTN_V goes to; freed by the caller. */
+char *run_saved_name(const run *r, int operand);
 void run_close(run *r);
 
 /* ---- run_plan.c ---- */

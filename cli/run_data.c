@@ -136,19 +136,20 @@ int run_scan_inputs(run *r)
     return r->scanned && r->scan.nonfinite > 0 ? tell_nonfinite(r) : cli_fail(status);
 }
 
-const char *run_saved_end(const run *r)
+char *run_saved_name(const run *r, int operand)
 {
-    return r->problem.dtype == ATTN_BF16 ? "safetensors" : "npy";
+    const size_t room = strlen(r->args->save_inputs) + 20;
+    char *name = cli_alloc(1, room);
+    snprintf(name, room, "%s-%c.%s", r->args->save_inputs, "qkv"[operand],
+             r -> problem.dtype == ATTN_BF16 ? "safetensors" : "npy");
+    return name;
 }
 
 int run_save_inputs(run *r)
 {
-    const char *prefix = r->args->save_inputs, *end = run_saved_end(r);
     attn_status status = ATTN_OK;
-    for (int x = ATTN_Q; x <= ATTN_V && prefix != NULL && status == ATTN_OK; x++) {
-        size_t room = strlen(prefix) + 20;
-        char *path = cli_alloc(1, room);
-        snprintf(path, room, "%s-%c.%s", prefix, "qkv"[x], end);
+    for (int x = ATTN_Q; x <= ATTN_V && r->args->save_inputs != NULL && status == ATTN_OK; x++) {
+        char *path = run_saved_name(r, x);
         status = cli_operand_save(&r->source, &r->problem, (attn_operand)x, path);
         free(path);
     }

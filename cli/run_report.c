@@ -6,6 +6,7 @@
  * add up to more than the wall time.
  */
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "run.h"
@@ -31,8 +32,9 @@ static void print_inputs(FILE *file, const run *r)
         fprintf(file, "  %-12sstandard normal, Philox4x32-10, seed %lld\n", "Inputs",
                 (long long)r->args->seed);
         for (int x = ATTN_Q; x <= ATTN_V && r->args->save_inputs != NULL; x++) {
-            fprintf(file, "  %-12s%s %s-%c.%s\n", "", operand_names[x], r->args->save_inputs, "qkv"[x],
-                    run_saved_end(r));
+            char *name = run_saved_name(r, x);
+            fprintf(file, "  %-12s%s %s\n", "", operand_names[x], name);
+            free(name);
         }
         return;
     }

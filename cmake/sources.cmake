@@ -102,15 +102,15 @@ set(ATTN_CUBINS
     src/kernel/cuda/flash_forward_bf16_128.cu
     src/kernel/cuda/flash_forward_bf16_128_long.cu
     src/kernel/cuda/flash_forward_bf16_256.cu
-    src/kernel/cuda/flash_forward_bf16_64.cu
-    src/kernel/cuda/flash_forward_bf16_64_long.cu
-    src/kernel/cuda/flash_forward_bf16_64_low.cu
+    src/kernel/cuda/flash_forward_bf16_64_128.cu
+    src/kernel/cuda/flash_forward_bf16_64_192.cu
+    src/kernel/cuda/flash_forward_bf16_64_256.cu
     src/kernel/cuda/flash_forward_f16_128.cu
     src/kernel/cuda/flash_forward_f16_128_long.cu
     src/kernel/cuda/flash_forward_f16_256.cu
-    src/kernel/cuda/flash_forward_f16_64.cu
-    src/kernel/cuda/flash_forward_f16_64_long.cu
-    src/kernel/cuda/flash_forward_f16_64_low.cu
+    src/kernel/cuda/flash_forward_f16_64_128.cu
+    src/kernel/cuda/flash_forward_f16_64_192.cu
+    src/kernel/cuda/flash_forward_f16_64_256.cu
     src/kernel/cuda/fma_backward_128.cu
     src/kernel/cuda/fma_backward_256.cu
     src/kernel/cuda/fma_backward_64.cu

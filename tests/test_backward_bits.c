@@ -16,6 +16,35 @@
 #include "backward_case.h"
 #include "engine_case.h"
 
+/* Copies of dq, dk and dv, as an execute left them. */
+typedef struct bits {
+    char *kept[3];
+} bits;
+
+static bits keep_bits(const backward_case *c)
+{
+    bits b = {0};
+    case_tensor_keep(&c->dq, &b.kept[0]);
+    case_tensor_keep(&c->dk, &b.kept[1]);
+    case_tensor_keep(&c->dv, &b.kept[2]);
+    return b;
+}
+
+static void free_bits(bits *b)
+{
+    free(b->kept[0]), free(b->kept[1]), free(b->kept[2]);
+}
+
+static void expect_bits(const backward_case *c, const bits *b, const char *what)
+{
+    const case_tensor *results[] = {&c->dq, &c->dk, &c->dv};
+    for (int x = 0; x < 3; x++) {
+        if (memcmp(results[x]->buffer.data, b->kept[x], results[x]->buffer.bytes) != 0) {
+            fail_msg("%s: other bits of d%c", what, "qkv"[x]);
+        }
+    }
+}
+
 static void test_bits_repeat(void **state)
 {
     (void)state;
@@ -28,20 +57,18 @@ static void test_bits_repeat(void **state)
     static const int threads[] = {1, 2, 3, 5, 16};
     for (int i = 0; i < 8; i++) {
         backward_case c = backward_case_long(problems[i % 4], i / 4 && i % 4 != 3, i % 2);
-        char *dq = NULL, *dk = NULL, *dv = NULL;
+        bits first = {0};
         backward_case_open(&c, (uint64_t)i);
         for (size_t t = 0; t < sizeof threads / sizeof threads[0]; t++) {
             attn_options o = {.size = sizeof o, .threads = threads[t]};
             assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
             if (t == 0) {
                 backward_case_compare(&c, problems[i % 4]);
-                case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
+                first = keep_bits(&c);
             }
-            assert_memory_equal(c.dq.buffer.data, dq, c.dq.buffer.bytes);
-            assert_memory_equal(c.dk.buffer.data, dk, c.dk.buffer.bytes);
-            assert_memory_equal(c.dv.buffer.data, dv, c.dv.buffer.bytes);
+            expect_bits(&c, &first, problems[i % 4]);
         }
-        free(dq), free(dk), free(dv);
+        free_bits(&first);
         backward_case_close(&c);
     }
 }
@@ -53,7 +80,7 @@ static void test_bits_of_the_least_workspace(void **state)
     int smaller = 0;
     for (uint64_t i = 0; i < 60; i++) {
         uint64_t seed = 9000 + i;
-        char what[1024], *before[3] = {NULL, NULL, NULL};
+        char what[1024];
         backward_case c =
             i % 6 == 0 ? backward_case_long("heads=4,kv_heads=2,tokens=500,kv_tokens=1400,dim=16,dtype=bf16,"
                                             "out=bf16,causal",
@@ -63,11 +90,8 @@ static void test_bits_of_the_least_workspace(void **state)
         o.kernel = backward_case_kernel(&c.problem, &seed);
         backward_case_open(&c, seed);
         backward_case_describe(what, sizeof what, &c, &o);
-        const case_tensor *results[] = {&c.dq, &c.dk, &c.dv};
         assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
-        for (int x = 0; x < 3; x++) {
-            case_tensor_keep(results[x], &before[x]);
-        }
+        bits before = keep_bits(&c);
         long long least = 0;
         attn_options none = o;
         none.memory_limit = 1;
@@ -83,12 +107,8 @@ static void test_bits_of_the_least_workspace(void **state)
         if (backward_case_run(&c, &o) != ATTN_OK) {
             fail_msg("%s: %s", what, attn_last_error());
         }
-        for (int x = 0; x < 3; x++) {
-            if (memcmp(results[x]->buffer.data, before[x], results[x]->buffer.bytes) != 0) {
-                fail_msg("%s: other bits of d%c", what, "qkv"[x]);
-            }
-            free(before[x]);
-        }
+        expect_bits(&c, &before, what);
+        free_bits(&before);
         backward_case_close(&c);
     }
     assert_true(smaller >= 15);
@@ -124,12 +144,13 @@ static void test_sequences_alone(void **state)
     for (uint64_t i = 0; i < 150; i++) {
         uint64_t seed = 9000 + i;
         backward_case c = backward_case_random(&seed, 90);
-        char *dq = NULL, *dk = NULL, *dv = NULL;
+        char what[1024];
         attn_options o = {.size = sizeof o, .threads = 2};
         c.accumulate = 0;
         backward_case_open(&c, seed);
         assert_int_equal(backward_case_run(&c, &o), ATTN_OK);
-        case_tensor_keep(&c.dq, &dq), case_tensor_keep(&c.dk, &dk), case_tensor_keep(&c.dv, &dv);
+        backward_case_describe(what, sizeof what, &c, &o);
+        bits together = keep_bits(&c);
         o.backward = 1;
         o.kernel = case_kernel(&c.problem, &o);
         for (int64_t b = 0; c.cu_q != NULL && b < c.problem.batch; b++) {
@@ -137,10 +158,8 @@ static void test_sequences_alone(void **state)
             run_alone(&c, &s, &o);
             compared++;
         }
-        assert_memory_equal(c.dq.buffer.data, dq, c.dq.buffer.bytes);
-        assert_memory_equal(c.dk.buffer.data, dk, c.dk.buffer.bytes);
-        assert_memory_equal(c.dv.buffer.data, dv, c.dv.buffer.bytes);
-        free(dq), free(dk), free(dv);
+        expect_bits(&c, &together, what);
+        free_bits(&together);
         backward_case_close(&c);
     }
     assert_true(compared > 50);

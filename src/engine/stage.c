@@ -317,14 +317,19 @@ static attn__cuda_tensor dense(char *data, int64_t heads, int64_t rows, int64_t 
     return (attn__cuda_tensor){data + row * dim * element, heads * rows * dim, rows * dim, dim};
 }
 
+/* Which of its buffers the slot's next query group has. */
+static int64_t turn_of(const attn_plan *plan, const slot *s)
+{
+    return s->groups % plan->space.pair;
+}
+
 /* Enqueues the kernel of one pair. */
 static attn_status fold_pair(const attn__rank_work *w, const attn__piece *t, attn_pair pair, int64_t held)
 {
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
     const slot *s = &plan->stage->slot[w->slot];
-    const int64_t turn = s->groups % plan->space.pair, n = t->group_count,
-                  element = (int64_t)attn_dtype_size(p->dtype);
+    const int64_t turn = turn_of(plan, s), n = t->group_count, element = (int64_t)attn_dtype_size(p->dtype);
     const int64_t real = (int64_t)sizeof(float), key_row = w->offset[held];
     const attn__block_rows rows = attn__schedule_rows(plan->schedule, pair);
     const int64_t row = rows.q_first - t->group_first;
@@ -410,13 +415,14 @@ static attn_status send_back(attn__rank_work *w, const attn__piece *t, double be
     const attn_plan *plan = w->run->plan;
     const int gpu = plan->gpu->ordinal;
     slot *s = &plan->stage->slot[w->slot];
-    const int64_t turn = s->groups++ % plan->space.pair;
+    const int64_t turn = turn_of(plan, s);
     const int64_t bytes = t->group_count * attn__problem_bytes(&plan->problem).o;
     ATTN__TRY(attn_cuda_event_record(gpu, s->computed[turn], s->compute));
     ATTN__TRY(attn__cuda_after(plan->gpu, s->back, s->computed[turn]));
     ATTN__TRY(attn_cuda_copy(gpu, s->result[turn], s->partial[turn], (size_t)bytes, s->back));
     ATTN__TRY(attn_cuda_event_record(gpu, s->returned[turn], s->back));
     s->parcels[turn] = (parcel){.piece = *t, .begin = begin, .on_its_way = true};
+    s->groups++;
     return ATTN_OK;
 }
 
@@ -425,7 +431,7 @@ attn_status attn__stage_group(attn__rank_work *w, const attn__piece *t)
     const attn_plan *plan = w->run->plan;
     const attn_problem *p = &plan->problem;
     slot *s = &plan->stage->slot[w->slot];
-    const int64_t turn = s->groups % plan->space.pair, planes = p->batch * p->heads_q;
+    const int64_t turn = turn_of(plan, s), planes = p->batch * p->heads_q;
     const double begin = attn__now();
     if (s->groups >= plan->space.pair) { /* its buffers are those of an earlier group */
         ATTN__TRY(attn__cuda_after(plan->gpu, s->copy, s->computed[turn]));
@@ -444,7 +450,7 @@ attn_status attn__stage_group(attn__rank_work *w, const attn__piece *t)
         }
     }
     ATTN__TRY(send_back(w, t, begin));
-    return deliver(w, s->groups % plan->space.pair);
+    return deliver(w, turn_of(plan, s)); /* whose buffers the next group takes */
 }
 
 attn_status attn__stage_end(attn__rank_work *w)

@@ -11,12 +11,12 @@
 #include <cmocka.h>
 
 #include "check.h"
+#include "emulated/driver.h"
 #include "engine/engine.h"
 #include "kernel/cuda/backward_parts.h"
 #include "kernel/cuda/flash_backward_params.h"
 #include "kernel/cuda/rows.h"
 
-static const attn__cuda_device device = {.major = 9, .sms = 132, .l2 = 50 << 20};
 static const attn__backward_tiles tiles = {.queries = ATTN__BACKWARD_QUERIES_128,
                                            .keys = ATTN__BACKWARD_KEYS_128,
                                            .dim = 128,
@@ -110,8 +110,8 @@ static void same_for_every_call(void **state)
         assert_int_equal(attn__cuda_backward_parts(&call, &tiles),
                          attn__cuda_backward_parts(&planned, &tiles));
         for (size_t k = 0; k < sizeof kernels / sizeof kernels[0]; k++) {
-            assert_true(kernels[k]->backward_workspace(&call, &device) <=
-                        kernels[k]->backward_workspace(&planned, &device));
+            assert_true(kernels[k]->backward_workspace(&call, &driver_device) <=
+                        kernels[k]->backward_workspace(&planned, &driver_device));
         }
     }
 }

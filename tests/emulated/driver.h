@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * driver.h - in place of the CUDA driver, for launchers without a GPU: what always succeeds and does nothing.
- * What a test looks at, such as what is launched, it sets itself afterwards.
+ * What is launched a test looks at itself; of the rest it may set more afterwards.
  */
 #ifndef ATTN_TESTS_EMULATED_DRIVER_H
 #define ATTN_TESTS_EMULATED_DRIVER_H
@@ -59,8 +59,12 @@ static CUresult driver_map(CUtensorMap *made, CUtensorMapDataType type, cuuint32
     return CUDA_SUCCESS;
 }
 
-static inline void driver_install(void)
+/* An H200, as far as launchers ask. */
+static const attn__cuda_device driver_device = {.major = 9, .sms = 132, .l2 = 50 << 20};
+
+static inline void driver_install(CUresult (*launch)(const CUlaunchConfig *, CUfunction, void **, void **))
 {
+    attn__cuda.launch = launch;
     attn__cuda.context_push = driver_push, attn__cuda.context_pop = driver_pop;
     attn__cuda.module_load = driver_load, attn__cuda.module_function = driver_function;
     attn__cuda.function_set = driver_set;

@@ -33,13 +33,10 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **param
     return CUDA_SUCCESS;
 }
 
-static const attn__cuda_device device = {.ordinal = 0, .major = 9, .sms = 132};
-
 static int install(void **state)
 {
     (void)state;
-    driver_install();
-    attn__cuda.launch = launch;
+    driver_install(launch);
     return 0;
 }
 
@@ -51,7 +48,7 @@ static int64_t rows_of(const attn_problem *p, int sms)
     call.sms = sms;
     enqueued.threads = 0;
     assert_null(attn__cuda_flash_sm90.rejects(&call, false));
-    assert_int_equal(attn__cuda_flash_sm90.forward(&call, &device, taken, NULL), ATTN_OK);
+    assert_int_equal(attn__cuda_flash_sm90.forward(&call, &driver_device, taken, NULL), ATTN_OK);
     return (enqueued.threads / 128 - 1) * 64; /* a warpgroup each, beside that of the producers */
 }
 

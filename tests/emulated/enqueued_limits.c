@@ -83,14 +83,12 @@ static CUresult launch(const CUlaunchConfig *config, CUfunction of, void **param
     return CUDA_SUCCESS;
 }
 
-static const attn__cuda_device device = {.ordinal = 0, .major = 9, .sms = 132, .l2 = 50 << 20};
-
 static int install(void **state)
 {
     (void)state;
-    driver_install();
+    driver_install(launch);
     attn__cuda.module_load = load, attn__cuda.module_function = function, attn__cuda.function_set = set;
-    attn__cuda.launch = launch, attn__cuda.memset_async = clear;
+    attn__cuda.memset_async = clear;
     return 0;
 }
 
@@ -122,7 +120,7 @@ static bool enqueue(const attn__cuda_kernel *kernel, const attn__cuda_call *call
         return false;
     }
     enqueued.kernels = 0, enqueued.widest = 0, enqueued.overlapped = false;
-    assert_int_equal((backward ? kernel->backward : kernel->forward)(call, &device, workspace, NULL),
+    assert_int_equal((backward ? kernel->backward : kernel->forward)(call, &driver_device, workspace, NULL),
                      ATTN_OK);
     return true;
 }

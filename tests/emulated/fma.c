@@ -56,9 +56,9 @@ static const attn__cuda_device device = {
 static int install(void **state)
 {
     (void)state;
-    driver_install();
+    driver_install(launch);
     attn__cuda.module_function = function;
-    attn__cuda.launch = launch, attn__cuda.memset_async = fill;
+    attn__cuda.memset_async = fill;
     return 0;
 }
 

@@ -103,8 +103,8 @@ static double time_of(const attn__cuda_call *call)
 
 /*
  * Up to 16 tokens leave most of a full tile empty, where here the heads of a group fill one together and read
- * K and V once: nothing beats that.  Beyond, a kernel of full tiles has one for each 128 tokens of a head,
- * and is slower where these fill the GPU badly.
+ * K and V once: nothing beats that.  Beyond, flash-sm90, whose blocks each go over all keys of a tile, is
+ * slower where its tiles fill the GPU badly.
  */
 static const char *declines(const attn__cuda_call *call, bool backward)
 {

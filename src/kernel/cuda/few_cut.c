@@ -74,7 +74,6 @@ attn__few_seen attn__few_seen_of(const attn__cuda_call *call)
         const int64_t index = count > 1 ? i * (tiles - 1) / (count - 1) : 0;
         const double keys = (double)tile_units(&c, call, index) * FEW_UNIT;
         seen.least = fmin(seen.least, keys);
-        seen.most = fmax(seen.most, keys);
         seen.mean += keys / (double)count;
     }
     return seen;

@@ -32,7 +32,7 @@ int64_t attn__few_tiles(const attn__cuda_call *call);
 
 /* Keys that tiles see, of the longest sequence, about; a call with queries. */
 typedef struct attn__few_seen {
-    double least, most, mean;
+    double least, mean;
 } attn__few_seen;
 attn__few_seen attn__few_seen_of(const attn__cuda_call *call);
 

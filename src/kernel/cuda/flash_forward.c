@@ -11,62 +11,55 @@
 #include "kernel/cuda/flash_forward_params.h"
 #include "kernel/cuda/map.h"
 
-/* Rows of the lowest tile. */
-enum { LEAST_ROWS = 128 };
-
 /* How large the keys and values are of heads whose tiles take turns; of the last such heads. */
 enum { TOGETHER_BYTES = 8 << 20, LAST_BYTES = 32 << 20 };
 
 /* ---- tiles ---- */
 
-/* A kernel: of dims up to 64, 128 or 256, of so many queries a tile and keys a step.  A higher tile takes
- * less time for its rows, but fewer of them may be there than multiprocessors. */
+/* A kernel: of dims up to 64, 128 or 256.  A higher tile takes less time for its rows, but fewer of them may
+ * be there than multiprocessors. */
 typedef struct variant {
-    int rows, keys;
-    unsigned threads, shared;
+    int groups, keys;     /* warpgroups of 64 rows of a tile, beside that of the producers; keys of a step */
+    unsigned shared;      /* bytes */
     float key, start;     /* ns that a tile takes for each key, and for how many keys all else, on an H200 */
     const char *image[2]; /* fp16, bf16 */
 } variant;
 
+enum { GROUP_ROWS = 64, GROUP_THREADS = 128, LEAST_GROUPS = 2 };
+
 /* The first of equals is taken. */
-static const variant variants_64[] = {{ATTN__FORWARD_ROWS_64,
-                                       ATTN__FORWARD_KEYS_64,
-                                       640,
-                                       ATTN__FORWARD_SHARED_64,
+static const variant variants_64[] = {{4,
+                                       ATTN__FORWARD_KEYS_64_256,
+                                       ATTN__FORWARD_SHARED_64_256,
                                        13.4F,
                                        200,
-                                       {"flash_forward_f16_64", "flash_forward_bf16_64"}},
-                                      {ATTN__FORWARD_ROWS_64_LONG,
-                                       ATTN__FORWARD_KEYS_64_LONG,
-                                       512,
-                                       ATTN__FORWARD_SHARED_64_LONG,
+                                       {"flash_forward_f16_64_256", "flash_forward_bf16_64_256"}},
+                                      {3,
+                                       ATTN__FORWARD_KEYS_64_192,
+                                       ATTN__FORWARD_SHARED_64_192,
                                        10.2F,
                                        250,
-                                       {"flash_forward_f16_64_long", "flash_forward_bf16_64_long"}},
-                                      {ATTN__FORWARD_ROWS_64_LOW,
-                                       ATTN__FORWARD_KEYS_64_LOW,
-                                       384,
-                                       ATTN__FORWARD_SHARED_64_LOW,
+                                       {"flash_forward_f16_64_192", "flash_forward_bf16_64_192"}},
+                                      {2,
+                                       ATTN__FORWARD_KEYS_64_128,
+                                       ATTN__FORWARD_SHARED_64_128,
                                        8.06F,
                                        200,
-                                       {"flash_forward_f16_64_low", "flash_forward_bf16_64_low"}}};
-static const variant variant_128 = {ATTN__FORWARD_ROWS_128,
+                                       {"flash_forward_f16_64_128", "flash_forward_bf16_64_128"}}};
+static const variant variant_128 = {2,
                                     ATTN__FORWARD_KEYS_128,
-                                    384,
                                     ATTN__FORWARD_SHARED_128,
                                     9.3F,
                                     200,
                                     {"flash_forward_f16_128", "flash_forward_bf16_128"}};
-static const variant variant_128_long = {ATTN__FORWARD_ROWS_128,
+static const variant variant_128_long = {2, /* taken for as fast as the other by what asks for a time */
                                          ATTN__FORWARD_KEYS_128_LONG,
-                                         384,
                                          ATTN__FORWARD_SHARED_128_LONG,
                                          9.3F,
                                          200,
                                          {"flash_forward_f16_128_long", "flash_forward_bf16_128_long"}};
-static const variant variant_256 = {ATTN__FORWARD_ROWS_256,
+static const variant variant_256 = {2,
                                     ATTN__FORWARD_KEYS_256,
-                                    384,
                                     ATTN__FORWARD_SHARED_256,
                                     17.9F,
                                     200,
@@ -86,16 +79,21 @@ static int32_t side_of(int64_t tokens)
     return (int32_t)attn__min(tokens, ATTN__TILE_FAR);
 }
 
+static int rows_of(const variant *v)
+{
+    return GROUP_ROWS * v->groups;
+}
+
 static int64_t tiles_q(const attn__cuda_call *call, const variant *v)
 {
-    return attn__ceil_div(call->tokens_q, v->rows);
+    return attn__ceil_div(call->tokens_q, rows_of(v));
 }
 
 /* Of the steps of a tile, of a sequence as long as any. */
 static int64_t tile_keys(const variant *v, const attn__cuda_call *call, int64_t index)
 {
     const int64_t shift = call->shifted ? call->shift : call->tokens_kv - call->tokens_q;
-    const int64_t row = index * v->rows, end = attn__min(row + v->rows, call->tokens_q);
+    const int64_t row = index * rows_of(v), end = attn__min(row + rows_of(v), call->tokens_q);
     const int64_t from = attn__max(row + shift - side_of(call->left), 0);
     const int64_t to = attn__min(end + shift + side_of(call->right), call->tokens_kv);
     return to > from ? (attn__ceil_div(to, v->keys) - from / v->keys) * v->keys : 0;
@@ -110,7 +108,7 @@ static double time_of(const variant *v, const attn__cuda_call *call, int sms)
     const int64_t high = tiles_q(call, v), count = attn__min(high, is_full(call) ? 1 : SAMPLES);
     const bool ragged = call->cu_q != NULL;
     int64_t tiles = high * call->batch;
-    tiles = ragged ? attn__min(tiles, call->total_q / v->rows + call->batch) : tiles;
+    tiles = ragged ? attn__min(tiles, call->total_q / rows_of(v) + call->batch) : tiles;
     double least = INFINITY, most = 0, mean = 0;
     for (int64_t i = 0; i < count; i++) {
         const double keys = (double)tile_keys(v, call, count > 1 ? i * (high - 1) / (count - 1) : 0);
@@ -163,8 +161,8 @@ static const char *shape_rejects(const attn__cuda_call *call)
     if (call->shifted && (call->shift > most || call->shift < -most)) {
         return "takes a shift of at most 2^28 tokens";
     }
-    const int64_t tiles_q = attn__ceil_div(call->tokens_q, LEAST_ROWS);
-    if (!attn__mul(tiles_q * call->batch, call->heads_q, &tiles) || tiles > INT32_MAX / 2) {
+    const int64_t high = attn__ceil_div(call->tokens_q, LEAST_GROUPS * GROUP_ROWS);
+    if (!attn__mul(high * call->batch, call->heads_q, &tiles) || tiles > INT32_MAX / 2) {
         return "has too many tiles: split the batch or the heads";
     }
     return NULL;
@@ -216,7 +214,7 @@ static attn_status fill_maps(attn__forward_params *p, const attn__cuda_call *cal
 {
     const bool ragged = call->cu_q != NULL;
     ATTN__TRY(attn__cuda_map(&p->q, call->dtype, &call->q, call->dim_qk, call->heads_q, call->tokens_q,
-                             call->batch, ragged, v->rows, call->o.data));
+                             call->batch, ragged, rows_of(v), call->o.data));
     ATTN__TRY(attn__cuda_map(&p->k, call->dtype, &call->k, call->dim_qk, call->heads_kv, call->tokens_kv,
                              call->batch, ragged, v->keys, call->o.data));
     return attn__cuda_map(&p->v, call->dtype, &call->v, call->dim_v, call->heads_kv, call->tokens_kv,
@@ -312,7 +310,7 @@ static attn_status launch(const attn__cuda_call *call, const attn__cuda_device *
     const attn__cuda_launch one = {
         .function = function,
         .grid = {(unsigned)attn__min(p.tiles, sms), 1, 1},
-        .block = v->threads,
+        .block = GROUP_THREADS * (unsigned)(v->groups + 1),
         .shared = v->shared,
         .overlap = !limited,
         .stream = stream,

@@ -9,22 +9,17 @@
 #include "kernel/cuda/params.h"
 
 enum {
-    /* dims padded to 64, 128, 256: queries of a block, and keys of a step */
-    ATTN__FORWARD_ROWS_64 = 256,
-    ATTN__FORWARD_ROWS_64_LONG = 192,
-    ATTN__FORWARD_ROWS_64_LOW = 128,
-    ATTN__FORWARD_ROWS_128 = 128,
-    ATTN__FORWARD_ROWS_256 = 128,
-    ATTN__FORWARD_KEYS_64 = 64,
-    ATTN__FORWARD_KEYS_64_LONG = 128,
-    ATTN__FORWARD_KEYS_64_LOW = 128,
+    /* dims padded to 64, 128, 256 (of 64: rows of a tile): keys of a step */
+    ATTN__FORWARD_KEYS_64_256 = 64,
+    ATTN__FORWARD_KEYS_64_192 = 128,
+    ATTN__FORWARD_KEYS_64_128 = 128,
     ATTN__FORWARD_KEYS_128 = 128,
     ATTN__FORWARD_KEYS_128_LONG = 176,
     ATTN__FORWARD_KEYS_256 = 80,
     /* bytes of shared memory, as the kernels lay it out (they check it) */
-    ATTN__FORWARD_SHARED_64 = 2 * 32768 + 16 * 8192 + 1024,
-    ATTN__FORWARD_SHARED_64_LONG = 2 * 24576 + 8 * 16384 + 1024,
-    ATTN__FORWARD_SHARED_64_LOW = 2 * 16384 + 8 * 16384 + 1024,
+    ATTN__FORWARD_SHARED_64_256 = 2 * 32768 + 16 * 8192 + 1024,
+    ATTN__FORWARD_SHARED_64_192 = 2 * 24576 + 8 * 16384 + 1024,
+    ATTN__FORWARD_SHARED_64_128 = 2 * 16384 + 8 * 16384 + 1024,
     ATTN__FORWARD_SHARED_128 = 2 * 32768 + 4 * 32768 + 1024,
     ATTN__FORWARD_SHARED_128_LONG = 32768 + 4 * 45056 + 1024,
     ATTN__FORWARD_SHARED_256 = 65536 + 4 * 40960 + 1024,

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* f16, dims padded to 64, lower tiles. */
+/* f16, dims padded to 64, tiles of 256 rows. */
 #define HEAD_DIM 64
-#define GROUPS   2
-#define KEYS     128
-#define SHARED   ATTN__FORWARD_SHARED_64_LOW
+#define GROUPS   4
+#define KEYS     64
+#define SHARED   ATTN__FORWARD_SHARED_64_256
 #define TYPE     "f16"
 #define pack     ptx_pack_f16
 #define unpack   ptx_unpack_f16

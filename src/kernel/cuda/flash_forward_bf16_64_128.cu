@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* bf16, dims padded to 64, many keys. */
+/* bf16, dims padded to 64, tiles of 128 rows. */
 #define HEAD_DIM 64
-#define GROUPS   3
+#define GROUPS   2
 #define KEYS     128
-#define SHARED   ATTN__FORWARD_SHARED_64_LONG
+#define SHARED   ATTN__FORWARD_SHARED_64_128
 #define TYPE     "bf16"
 #define pack     ptx_pack_bf16
 #define unpack   ptx_unpack_bf16
