@@ -36,20 +36,34 @@ static void on_signal(int number)
     _exit(128 + number);
 }
 
+static const int watched[] = {SIGINT, SIGTERM, SIGHUP};
+enum { WATCHED = sizeof(watched) / sizeof(watched[0]) };
+
 /* A verb's own handler (run stops cleanly) is left in place. */
 static void watch_signals(void)
 {
-    static const int numbers[] = {SIGINT, SIGTERM, SIGHUP};
-    for (size_t i = 0; i < sizeof(numbers) / sizeof(numbers[0]); i++) {
+    for (int i = 0; i < WATCHED; i++) {
         struct sigaction old;
-        if (sigaction(numbers[i], NULL, &old) == 0 && old.sa_handler == SIG_DFL) {
+        if (sigaction(watched[i], NULL, &old) == 0 && old.sa_handler == SIG_DFL) {
             struct sigaction action;
             memset(&action, 0, sizeof(action));
             action.sa_handler = on_signal;
             sigemptyset(&action.sa_mask);
-            sigaction(numbers[i], &action, NULL);
+            sigaction(watched[i], &action, NULL);
         }
     }
+}
+
+/* Signals wait until `before` is the mask again: the name of a file and what is known of it change together.
+ */
+static void hold_signals(sigset_t *before)
+{
+    sigset_t held;
+    sigemptyset(&held);
+    for (int i = 0; i < WATCHED; i++) {
+        sigaddset(&held, watched[i]);
+    }
+    pthread_sigmask(SIG_BLOCK, &held, before);
 }
 
 static void watch(char *temporary)
@@ -77,6 +91,8 @@ FILE *cli_file_open(const char *path, char **temporary)
     size_t size = strlen(path) + sizeof(".XXXXXX");
     char *name = cli_alloc((int64_t)size, 1);
     snprintf(name, size, "%s.XXXXXX", path);
+    sigset_t before;
+    hold_signals(&before);
     int descriptor = mkstemp(name);
     FILE *file = descriptor >= 0 ? fdopen(descriptor, "wb") : NULL;
     if (file == NULL) {
@@ -86,11 +102,12 @@ FILE *cli_file_open(const char *path, char **temporary)
             unlink(name);
         }
         free(name);
-        return NULL;
+    } else {
+        usual_mode(descriptor);
+        watch(name);
+        *temporary = name;
     }
-    usual_mode(descriptor);
-    watch(name);
-    *temporary = name;
+    pthread_sigmask(SIG_SETMASK, &before, NULL);
     return file;
 }
 
