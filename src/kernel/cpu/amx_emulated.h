@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * amx_emulated.h - the tile instructions that dot_amx.h uses, by AVX-512: for tests of flash-amx on a machine
- * without AMX (ATTN_EMULATE_AMX of the build).  Some 30 times slower than the instructions.
+ * without AMX, and by sanitizers, which do not see what the instructions read and write (ATTN_EMULATE_AMX of
+ * the build).  Some 30 times slower than the instructions.
  *
  * ROUNDING.  As dot_amx.h tells of a product: FMAs in fp32 over the even and the odd terms, each by itself,
  * then both are added to C.  That subnormal numbers count as 0 is left out.
@@ -42,6 +43,10 @@ VEC_INLINE vec emulated_odd(__m512i pairs)
 {
     return _mm512_castsi512_ps(_mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000)));
 }
+
+/* Of tiles alone: sanitizers would make most of the work, and find what they find in loads and stores. */
+static void emulated_multiply(int c, int a, int b)
+    __attribute__((no_sanitize("address"), no_sanitize("undefined")));
 
 static void emulated_multiply(int c, int a, int b)
 {
