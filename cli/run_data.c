@@ -138,10 +138,10 @@ int run_scan_inputs(run *r)
 
 char *run_saved_name(const run *r, int operand)
 {
-    const size_t room = strlen(r->args->save_inputs) + 20;
+    const char *prefix = r->args->save_inputs, *end = r->problem.dtype == ATTN_BF16 ? "safetensors" : "npy";
+    const size_t room = strlen(prefix) + 20;
     char *name = cli_alloc(1, room);
-    snprintf(name, room, "%s-%c.%s", r->args->save_inputs, "qkv"[operand],
-             r -> problem.dtype == ATTN_BF16 ? "safetensors" : "npy");
+    snprintf(name, room, "%s-%c.%s", prefix, "qkv"[operand], end);
     return name;
 }
 

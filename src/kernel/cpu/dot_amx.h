@@ -112,7 +112,7 @@ static void dot_start(dot_cursor *at, const attn__dot *dots, int count)
 {
     at->dot = dots, at->end = dots + count;
     at->held_a = at->held_b = -1;
-    at->full = NULL, at->full_row = 0, at->full_half = 0; /* the first block reckons with all of them */
+    at->full = NULL, at->full_row = 0, at->full_half = 0; /* also read where nothing is full */
     DOT_FENCE();
     dot_enter(at);
 }
