@@ -165,8 +165,11 @@ class PlainSpace:
 def space_of(q: Any, stream: Optional[int]) -> Any:
     """Where to compute: the space of q."""
     if _arrays.is_torch(q):
+        device = q.device
+        if device.type == "cpu" and stream is None: # at once: PyTorch's DLPack is slow
+            return HostSpace(q)
         if q.is_cuda and stream is None:
-            return TorchSpace(q.device)
+            return TorchSpace(device)
         if q.is_cuda:
             raise InvalidArgument(
                 "stream: tensors of PyTorch are computed on its current stream; leave it out, "

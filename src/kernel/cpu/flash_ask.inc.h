@@ -9,7 +9,7 @@
  */
 #include "kernel/cpu/flash_common.inc.h"
 
-enum { ASK_ELEMENTS = 64 };
+enum { ASK_LINES = 4 };
 
 typedef struct flash_ask {
     uintptr_t at;        /* the next line */
@@ -19,7 +19,7 @@ typedef struct flash_ask {
     int64_t used;
     bool near; /* into the L1 */
 } flash_ask;
-static const int64_t FLASH_NEVER = INT64_MAX / ASK_ELEMENTS;
+static const int64_t FLASH_NEVER = INT64_MAX / 64;
 
 /* The next n lines, all of this row. */
 VEC_INLINE void ask_row(flash_ask *next, const int n)

@@ -135,10 +135,9 @@ VEC_INLINE int flash_step(const int most, int64_t left)
 }
 
 /* Steps of a micro-kernel between requests. */
-VEC_INLINE int flash_ask_steps(const int m, const flash_shape shape)
+VEC_INLINE int64_t flash_ask_steps(const int m, const flash_shape shape, const flash_ask *next)
 {
-    const int steps = ASK_ELEMENTS / (m * shape.dims);
-    return steps > 2 ? steps : 2;
+    return attn__max(ASK_LINES * next->period / (m * shape.dims), 2);
 }
 
 /* `dims` numbers, over and over. */
@@ -180,8 +179,9 @@ VEC_INLINE void score_rows(const int m, const flash_shape shape, float *s, int64
     for (int i = 0; i < (m + 3) / 4; i++) {
         fourth[i] = k + 4 * i * k_token;
     }
+    const int64_t steps = flash_ask_steps(m, shape, &next);
     for (int64_t d = 0, end; d < dim;) {
-        end = attn__min(d + flash_ask_steps(m, shape) * shape.dims, dim);
+        end = attn__min(d + steps * shape.dims, dim);
         ask(&next, 1, m * (end - d));
         for (; d < end; d += shape.dims, qt += flash_row(shape)) {
             vec q[3];
@@ -265,8 +265,9 @@ VEC_INLINE void value_rows(const int m, const flash_shape shape, float *ot, cons
             acc[i][c] = vec_set(0.0f);
         }
     }
+    const int64_t steps = flash_ask_steps(m, shape, &next);
     for (int64_t j = 0, end; j < count;) {
-        end = attn__min(j + flash_ask_steps(m, shape), count);
+        end = attn__min(j + steps, count);
         ask(&next, 1, m * shape.dims * (end - j));
         for (; j < end; j++, p += flash_row(shape), v += v_token) {
             vec lanes[3];
