@@ -12,7 +12,7 @@ import ctypes
 import functools
 import math
 import sys
-from typing import Any, Dict, NamedTuple, Optional, Tuple
+from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 
 import numpy as np
 
@@ -230,8 +230,9 @@ def name_of(dtype: Dtype) -> str:
 
 
 @functools.lru_cache(maxsize=None)
-def torch_dtype(dtype: Dtype) -> Any:
-    return getattr(sys.modules["torch"], name_of(dtype))
+def torch_dtypes() -> List[Any]:
+    """PyTorch's, by Dtype."""
+    return [getattr(sys.modules["torch"], name_of(dtype)) for dtype in Dtype]
 
 
 @functools.lru_cache(maxsize=None)

@@ -8,7 +8,10 @@ for.
 """
 import ctypes
 import functools
+import struct
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
+
+import numpy as np
 
 from . import _arrays
 from ._arrays import Starts, View
@@ -33,15 +36,15 @@ class Settings(NamedTuple):
 
 
 def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, threads: Optional[int],
-                kernel: Optional[str], deterministic: bool) -> Settings:
+                kernel: Optional[str], deterministic: bool) -> Tuple[Any, ...]:
+    """Those of Settings."""
     if window is not None:
         window = band(causal, window)[1:] # now, since what it refuses may be no key
     if scale is not None:
         scale = real_of("scale", scale)
     if threads is not None:
         threads = index_of("threads", threads)
-    return Settings(bool(causal), window, scale, str(layout), threads,
-                    kernel and str(kernel), deterministic)
+    return bool(causal), window, scale, str(layout), threads, kernel and str(kernel), deterministic
 
 
 POINTERS = {
@@ -50,7 +53,7 @@ POINTERS = {
                 "stream")
 }
 # the structs as words of 8 bytes, and which of these are the pointers
-WORDS = {kind: ctypes.c_uint64 * (ctypes.sizeof(kind) // 8) for kind in POINTERS}
+WORDS = {kind: struct.Struct(f"{ctypes.sizeof(kind) // 8}Q") for kind in POINTERS}
 PLACES = {kind: [getattr(kind, name).offset // 8 for name in names] for kind, names in POINTERS.items()}
 
 
@@ -58,20 +61,21 @@ class Prepared:
     """A call of the library but for its addresses."""
 
     def __init__(self, io: Any, fresh: Sequence[Optional[View]]) -> None:
-        self.kind = type(io)
-        self.io, self.words, self.places = bytes(io), WORDS[self.kind], PLACES[self.kind]
+        self.places = PLACES[type(io)]
+        self.words, self.pack = list(WORDS[type(io)].unpack(bytes(io))), WORDS[type(io)].pack
         # the results that a call makes, None where it is given one or wants none
         self.fresh = [view and (view.shape, view.dtype) for view in fresh]
+        self.like_q = False # a tensor of PyTorch like q serves as the first of them
 
     def run(self, space: Any, addresses: List[int]) -> None:
-        words = self.words.from_buffer_copy(self.io)
+        words = self.words.copy()
         for place, address in zip(self.places, addresses):
             words[place] = address
-        status = self.execute(space, ctypes.byref(self.kind.from_buffer(words)))
+        status = self.execute(space, self.pack(*words))
         if status != 0:
             raise failure(status, last_error())
 
-    def execute(self, space: Any, io: Any) -> int:
+    def execute(self, space: Any, io: bytes) -> int:
         raise NotImplementedError
 
 
@@ -80,18 +84,19 @@ class HostCall(Prepared):
 
     def __init__(self, inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Optional[View]]) -> None:
         super().__init__(io, fresh)
-        self.problem, self.options = inputs.problem, options_of(settings.threads, settings.kernel)
-        self.function = LIBRARY.attn_backward if self.kind is Gradients else LIBRARY.attn_forward
+        self.problem = ctypes.byref(inputs.problem)
+        self.options = ctypes.byref(options_of(settings.threads, settings.kernel))
+        self.function = LIBRARY.attn_backward if isinstance(io, Gradients) else LIBRARY.attn_forward
 
-    def execute(self, space: Any, io: Any) -> int:
-        return self.function(ctypes.byref(self.problem), io, ctypes.byref(self.options))
+    def execute(self, space: Any, io: bytes) -> int:
+        return self.function(self.problem, io, self.options)
 
 
 class GpuCall(Prepared):
 
     def __init__(self, inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Optional[View]]) -> None:
         super().__init__(io, fresh)
-        backward = self.kind is Gradients
+        backward = isinstance(io, Gradients)
         options = Options(device=Device.CUDA,
                           gpu=inputs.gpu,
                           in_memory=1,
@@ -102,7 +107,7 @@ class GpuCall(Prepared):
         self.function = LIBRARY.attn_execute_backward if backward else LIBRARY.attn_execute
         self.workspace = LIBRARY.attn_plan_workspace(self.plan)
 
-    def execute(self, space: Any, io: Any) -> int:
+    def execute(self, space: Any, io: bytes) -> int:
         memory, address = space.workspace(self.workspace) if self.workspace else (None, None)
         status = self.function(self.plan, io, address)
         del memory # until here: what is freed now is used again on this stream only, after these kernels
@@ -133,12 +138,16 @@ KEPT_CALLS = 1024
 
 
 @functools.lru_cache(maxsize=KEPT_CALLS)
-def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Starts],
+def prepare_forward(kept: Tuple[Any, ...], return_lse: bool, starts_q: Optional[Starts],
                     starts_k: Optional[Starts], out: Optional[Signature], *operands: Signature) -> Prepared:
+    settings = Settings(*kept)
     inputs = inputs_of(operands, settings, (starts_q, starts_k))
     given = None if out is None else view_of("out", out)
     made, lse, io = inputs.results(given, return_lse, later(inputs.gpu))
-    return prepared(inputs, io, settings, (made if given is None else None, lse))
+    ready = prepared(inputs, io, settings, (made if given is None else None, lse))
+    q, of_torch = inputs.q, not isinstance(operands[0][2], (Dtype, np.dtype))
+    ready.like_q = of_torch and (made.shape, made.strides, made.dtype) == (q.shape, q.strides, q.dtype)
+    return ready
 
 
 # of a call for gradients, as its signatures come
@@ -147,8 +156,9 @@ Wanted = Tuple[bool, ...] # of dq, dk, dv
 
 
 @functools.lru_cache(maxsize=KEPT_CALLS)
-def prepare_backward(settings: Settings, accumulate: bool, wanted: Wanted, starts_q: Optional[Starts],
+def prepare_backward(kept: Tuple[Any, ...], accumulate: bool, wanted: Wanted, starts_q: Optional[Starts],
                      starts_k: Optional[Starts], *signatures: Optional[Signature]) -> Prepared:
+    settings = Settings(*kept)
     views = [signature and view_of(name, signature) for name, signature in zip(ARRAYS, signatures)]
     inputs = inputs_of(signatures[1:4], settings, (starts_q, starts_k))
     given = [view if want else False for want, view in zip(wanted, views[7:])]
@@ -160,8 +170,13 @@ def prepare_backward(settings: Settings, accumulate: bool, wanted: Wanted, start
 # ---- the calls ----
 
 
+NO_LISTS = [(None, 0, None)] * 2
+
+
 def lists_of(space: Any, starts: Sequence[Any], longest: Sequence[Optional[int]]) -> List[Any]:
     """cu_seqlens_q and cu_seqlens_k, as sequences() sees them."""
+    if starts[0] is None and starts[1] is None:
+        return NO_LISTS
     return [
         sequences(space, f"cu_seqlens_{side}", array, most)
         for side, array, most in zip("qk", starts, longest)
@@ -169,7 +184,7 @@ def lists_of(space: Any, starts: Sequence[Any], longest: Sequence[Optional[int]]
 
 
 def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, starts: Sequence[Any],
-            longest: Sequence[Optional[int]], settings: Settings) -> Tuple[Any, Any]:
+            longest: Sequence[Optional[int]], settings: Tuple[Any, ...]) -> Tuple[Any, Any]:
     """(out, lse)"""
     seen = [space.look("q", q), space.look("k", k), space.look("v", v)]
     seen_out = NOTHING if out is None else space.look("out", out, True)
@@ -179,7 +194,7 @@ def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, star
     made, lse = ready.fresh
     address, lse_address, rows = seen_out[1], 0, None
     if made is not None:
-        out, address = space.empty(*made)
+        out, address = space.empty_like(q) if ready.like_q else space.empty(*made)
     if lse is not None:
         rows, lse_address = space.empty(*lse)
     ready.run(
@@ -189,7 +204,7 @@ def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, star
 
 
 def backward(space: Any, arrays: Sequence[Any], results: Sequence[Any], accumulate: bool,
-             starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Settings) -> List[Any]:
+             starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Tuple[Any, ...]) -> List[Any]:
     """[dq, dk, dv]; arrays: dout, q, k, v, out, lse, delta. results: an array, None to make one, False."""
     seen = [
         NOTHING if array is None or array is False else space.look(name, array, i >= 7)

@@ -15,7 +15,7 @@ import numpy as np
 from ._errors import InvalidArgument, OutOfMemory, Unsupported
 from ._library import LIBRARY, call, create_plan, failure, last_error
 from ._problem import Inputs, Window, index_of, options_of
-from ._spaces import HostSpace
+from ._spaces import host_space
 from . import _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
 
@@ -324,7 +324,7 @@ def run(q: Any,
     inputs = Inputs(q, k, v, causal, window, scale, layout)
     if inputs.gpu is not None:
         raise Unsupported("run() takes arrays in the host's memory; attention() computes on a GPU's own")
-    out, lse, io = inputs.results(out, return_lse, HostSpace(q).make)
+    out, lse, io = inputs.results(out, return_lse, host_space(q).make)
     watch = Watch(progress)
     options = quorum_options(workers, resident, memory_limit, quorum, rectangle, interest_set, threads,
                              kernel)

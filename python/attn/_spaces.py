@@ -62,28 +62,18 @@ def current_stream() -> Callable[[int], int]:
 
 
 class HostSpace:
-    """The host's memory. Results are tensors of PyTorch if q is one, else NumPy arrays."""
+    """The host's memory; results are NumPy arrays."""
 
     gpu, stream = None, 0
-
-    def __init__(self, q: Any) -> None:
-        self.torch = sys.modules["torch"] if _arrays.is_torch(q) else None
 
     def look(self, name: str, array: Any, out: bool = False) -> Seen:
         if type(array) is np.ndarray and array.flags.aligned:
             writable = array.flags.writeable
             return (array.shape, array.strides, array.dtype, None, writable), array.ctypes.data, array
-        torch = self.torch
-        if (torch is not None and isinstance(array, torch.Tensor) and array.layout is torch.strided
-                and array.device.type == "cpu" and array.data_ptr() % array.element_size() == 0):
-            return seen_tensor(name, array, None)
         return seen_by_dlpack(name, array, out, self.stream)
 
     def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
-        if self.torch is None:
-            return _arrays.empty(shape, dtype)
-        array = self.torch.empty(shape, dtype=_arrays.torch_dtype(dtype))
-        return array, array.data_ptr()
+        return _arrays.empty(shape, dtype)
 
     def make(self, _name: str, shape: Tuple[int, ...], dtype: Dtype) -> Any:
         return self.empty(shape, dtype)[0]
@@ -93,6 +83,29 @@ class HostSpace:
 
     def starts(self, name: str, array: Any) -> Tuple[Any, int, Tuple[int, ...]]:
         raise InvalidArgument(f"{name} lies in a GPU's memory, q in the host's: give a list")
+
+
+class TorchHostSpace(HostSpace):
+    """The host's memory; results are tensors of PyTorch, as q is."""
+
+    def __init__(self) -> None:
+        self.torch = sys.modules["torch"]
+        self.tensor, self.strided = self.torch.Tensor, self.torch.strided
+
+    def look(self, name: str, array: Any, out: bool = False) -> Seen:
+        if isinstance(array, self.tensor) and array.is_cpu and array.layout is self.strided:
+            seen = seen_tensor(name, array, None)
+            if seen[1] % 4 == 0: # elements of any dtype are aligned; more is looked at only where they may not be
+                return seen
+        return HostSpace.look(self, name, array, out)
+
+    def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
+        array = self.torch.empty(shape, dtype=_arrays.torch_dtypes()[dtype])
+        return array, array.data_ptr()
+
+    def empty_like(self, tensor: Any) -> Tuple[Any, int]:
+        array = self.torch.empty_like(tensor)
+        return array, array.data_ptr()
 
 
 class TorchSpace:
@@ -109,7 +122,11 @@ class TorchSpace:
         return seen_by_dlpack(name, array, out, self.stream)
 
     def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
-        array = self.torch.empty(shape, dtype=_arrays.torch_dtype(dtype), device=self.device)
+        array = self.torch.empty(shape, dtype=_arrays.torch_dtypes()[dtype], device=self.device)
+        return array, array.data_ptr()
+
+    def empty_like(self, tensor: Any) -> Tuple[Any, int]:
+        array = self.torch.empty_like(tensor)
         return array, array.data_ptr()
 
     def workspace(self, size: int) -> Tuple[Any, int]:
@@ -162,14 +179,25 @@ class PlainSpace:
         return starts_by_dlpack(name, array, self)
 
 
+HOST = HostSpace()
+
+
+@functools.lru_cache(maxsize=None)
+def torch_host() -> TorchHostSpace:
+    return TorchHostSpace()
+
+
+def host_space(q: Any) -> HostSpace:
+    return torch_host() if _arrays.is_torch(q) else HOST
+
+
 def space_of(q: Any, stream: Optional[int]) -> Any:
     """Where to compute: the space of q."""
     if _arrays.is_torch(q):
-        device = q.device
-        if device.type == "cpu" and stream is None: # at once: PyTorch's DLPack is slow
-            return HostSpace(q)
+        if stream is None and q.is_cpu:
+            return torch_host()
         if q.is_cuda and stream is None:
-            return TorchSpace(device)
+            return TorchSpace(q.device)
         if q.is_cuda:
             raise InvalidArgument(
                 "stream: tensors of PyTorch are computed on its current stream; leave it out, "
@@ -179,7 +207,7 @@ def space_of(q: Any, stream: Optional[int]) -> Any:
         return PlainSpace(gpu, stream or 0)
     if stream is not None:
         raise InvalidArgument("stream is for arrays in a GPU's memory; q lies in the host's")
-    return HostSpace(q)
+    return host_space(q)
 
 
 # ---- sequences of unequal length ----

@@ -256,6 +256,8 @@ class Verdict(Sized):
     ]
 
 
+IO = c_void_p # an Io or Gradients by ctypes.byref(), or the bytes of one
+
 # What the library is called with: name -> (result, arguments).
 FUNCTIONS = {
     "attn_version": (c_char_p, []),
@@ -264,9 +266,8 @@ FUNCTIONS = {
     "attn_problem_print": (c_size_t, [POINTER(Problem), c_void_p, c_size_t]),
     "attn_problem_check": (c_int, [POINTER(Problem)]),
     "attn_problem_flops": (c_double, [POINTER(Problem)]),
-    "attn_forward": (c_int, [POINTER(Problem), POINTER(Io), POINTER(Options)]),
-    "attn_backward": (c_int, [POINTER(Problem), POINTER(Gradients),
-                              POINTER(Options)]),
+    "attn_forward": (c_int, [POINTER(Problem), IO, POINTER(Options)]),
+    "attn_backward": (c_int, [POINTER(Problem), IO, POINTER(Options)]),
     "attn_plan_create": (c_int, [POINTER(c_void_p), POINTER(Problem),
                                  POINTER(Options)]),
     "attn_plan_destroy": (None, [c_void_p]),
@@ -279,8 +280,8 @@ FUNCTIONS = {
     "attn_rank_free": (None, [POINTER(Rank)]),
     "attn_plan_prove": (c_int, [c_void_p, POINTER(Proof)]),
     "attn_kernel_verdict": (c_int, [c_void_p, c_int64, POINTER(Verdict)]),
-    "attn_execute": (c_int, [c_void_p, POINTER(Io), c_void_p]),
-    "attn_execute_backward": (c_int, [c_void_p, POINTER(Gradients), c_void_p]),
+    "attn_execute": (c_int, [c_void_p, IO, c_void_p]),
+    "attn_execute_backward": (c_int, [c_void_p, IO, c_void_p]),
     "attn_cuda_alloc": (c_int, [c_int, POINTER(c_void_p), c_size_t]),
     "attn_cuda_free": (None, [c_int, c_void_p]),
     "attn_cuda_copy": (c_int, [c_int, c_void_p, c_void_p, c_size_t, c_void_p]),

@@ -5,6 +5,7 @@ import tracemalloc
 import attn
 import numpy as np
 import pytest
+from attn import _types
 from cases import cases, inputs, odd_strides, swap
 from hypothesis import given
 from reference import ROUNDED_WEIGHTS, Reference
@@ -85,7 +86,7 @@ def seen_io(monkeypatch):
     seen, execute = [], attn._calls.HostCall.execute
 
     def hook(call, space, io):
-        seen.append(io._obj)
+        seen.append(_types.Io.from_buffer_copy(io))
         return execute(call, space, io)
 
     monkeypatch.setattr(attn._calls.HostCall, "execute", hook)

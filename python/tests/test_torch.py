@@ -7,6 +7,7 @@ from hypothesis import given, settings
 from reference import ROUNDED_WEIGHTS, Reference, near, visible
 
 import attn
+from attn import _types
 
 torch = pytest.importorskip("torch")
 import attn.torch # noqa: E402
@@ -41,7 +42,7 @@ def test_same_memory(monkeypatch):
     seen, execute = [], attn._calls.HostCall.execute
 
     def hook(call, space, io):
-        seen.append(io._obj)
+        seen.append(_types.Io.from_buffer_copy(io))
         return execute(call, space, io)
 
     monkeypatch.setattr(attn._calls.HostCall, "execute", hook)
@@ -49,6 +50,28 @@ def test_same_memory(monkeypatch):
     for tensor, array in ((seen[0].q, q), (seen[0].k, k), (seen[0].v, v), (seen[0].o, out)):
         assert tensor.data == array.data_ptr() and tuple(tensor.stride) == array.stride()
     Reference(*(x.double().numpy() for x in (q, k, v))).check(out)
+
+
+@pytest.mark.parametrize("layout", ["dense", "transposed", "permuted", "broadcast", "one head"])
+def test_results_are_dense(layout):
+    """Whatever q's strides are, those of a new result are not told by them."""
+    shape = (2, 1 if layout == "one head" else 3, 9, 8)
+    q, k, v = tensors(shape)
+    if layout == "transposed":
+        q = q.transpose(1, 2).contiguous().transpose(1, 2)
+    elif layout == "permuted":
+        q = q.permute(3, 2, 1, 0).contiguous().permute(3, 2, 1, 0)
+    elif layout == "broadcast":
+        q = q[:, :1].expand(shape)
+    out = attn.attention(q, k, v)
+    assert out.is_contiguous() and type(out) is torch.Tensor
+    Reference(*(x.double().numpy() for x in (q, k, v))).check(out)
+
+
+def test_elements_at_half_a_float():
+    q, k, v = (x.flatten()[1:].reshape(2, 3, 9, 8) for x in tensors((2 * 3 * 9 * 8 + 1, ), torch.bfloat16))
+    assert q.data_ptr() % 4 == 2
+    assert torch.equal(attn.attention(q, k, v), attn.attention(q.clone(), k.clone(), v.clone()))
 
 
 def test_refused():

@@ -69,7 +69,7 @@ struct attn_plan {
     bool dq_apart; /* of which dQ is made in a pass of its own: its fp32 sums have no room */
     bool spooled;
     char *spool;
-    char *manifest; /* the spool's identity, as text */
+    char *manifest; /* the spool's identity, as text; NULL with one worker and no spool */
     uint64_t fingerprint;
     attn__space space;
     attn_event_fn event;

@@ -364,13 +364,16 @@ static attn_status settle(attn_plan *plan, const attn_options *options)
     return build(plan, options, options->quorum);
 }
 
-static attn_status name_spool(attn_plan *plan, const attn_options *options)
+static attn_status name_run(attn_plan *plan, const attn_options *options)
 {
     if (options->spool != NULL) {
         plan->spool = attn__strdup(options->spool);
         if (plan->spool == NULL) {
             return ATTN_ENOMEM;
         }
+    }
+    if (plan->layout.workers == 1 && !plan->spooled) {
+        return ATTN_OK; /* nobody is to agree with it, and printing takes longer than all else of a plan */
     }
     plan->manifest = attn__spool_manifest(plan, options->spool_key != NULL ? options->spool_key : "");
     if (plan->manifest == NULL) {
@@ -422,7 +425,7 @@ static attn_status create(attn_plan *plan, const attn_problem *problem, const at
         ATTN__TRY(open_gpu(plan, &o));
     }
     ATTN__TRY(settle(plan, &o));
-    ATTN__TRY(name_spool(plan, &o));
+    ATTN__TRY(name_run(plan, &o));
     return plan->gpu != NULL && !plan->in_memory ? attn__stage_open(plan) : ATTN_OK;
 }
 
