@@ -4,8 +4,9 @@
  *
  * Left alone, memory stands still while a core multiplies, and the core while memory delivers; many requests
  * at once wait for each other.  So each `period` elements that are taken bring a request for one line, in
- * order, in good time and evenly, into the L2, or into the L1 where that is better (attn__cpu_asks_l1);
- * micro-kernels ask every ASK_ELEMENTS, since they have no register left for it, but not for many lines.
+ * order, in good time and evenly, into the L2, or into the L1 where that is better (attn__cpu_asks_l1).
+ * Micro-kernels have no register left for it and must stop: they do when ASK_LINES are due, since each stop
+ * costs time, and more lines at once would wait for each other.
  */
 #include "kernel/cpu/flash_common.inc.h"
 
@@ -19,7 +20,7 @@ typedef struct flash_ask {
     int64_t used;
     bool near; /* into the L1 */
 } flash_ask;
-static const int64_t FLASH_NEVER = INT64_MAX / 64;
+static const int64_t FLASH_NEVER = INT64_MAX / 64; /* times what is taken at once, no overflow */
 
 /* The next n lines, all of this row. */
 VEC_INLINE void ask_row(flash_ask *next, const int n)

@@ -34,9 +34,24 @@
 
 #include "kernel/cpu/flash_dot_queue.inc.h"
 
-#include "kernel/cpu/flash_dot_task.inc.h"
-
 /* ---- one panel against one tile ------------------------------------------------------------------ */
+
+/*
+ * A panel and the keys of a tile that it sees, as offsets in the tile: [from, to) is seen by some row,
+ * [whole_from, whole_to) by every row, [begin, end) is computed.
+ */
+typedef struct dot_task {
+    int64_t panel;
+    flash_band band;
+    int64_t from, to, whole_from, whole_to, begin, end;
+    float *s;          /* [end - begin][PANEL] */
+    uint16_t *p;       /* [part][(end - begin) / 2][PANEL][2] */
+    float *ot;         /* [width][PANEL] */
+    float *sums;       /* what V^T P^T is added to: ot, or of more parts than one apart */
+    float fade[PANEL]; /* what older sums shrink by */
+    bool moved;        /* a fade is not 1 */
+    bool first;        /* there are no older sums */
+} dot_task;
 
 enum {
     RAISE_KEYS = 16,  /* of a task, a share more where its maximum is looked for */
@@ -45,10 +60,43 @@ enum {
     LARGE = 65536,    /* no 256 weights of 2^SLACK, which is a task's most, sum up to more */
 };
 
+/* The first panel from *panel on that sees keys of the tile; false if none does. `turn` counts these. */
+static bool next_task(const dot_state *state, const dot_tile *tile, int64_t *panel, int64_t turn,
+                      dot_task *task)
+{
+    const attn__block *block = state->block;
+    for (; *panel < state->panels; ++*panel) {
+        const flash_band band = {block->first + *panel * PANEL, block->lo, block->hi};
+        const int64_t last = attn__min(band.row + PANEL, block->first + block->count) - 1;
+        const int64_t from = attn__max(0, band.row + band.lo - tile->first);
+        const int64_t to = attn__min(tile->count, last + band.hi + 1 - tile->first);
+        if (from >= to) {
+            continue;
+        }
+        task->panel = (*panel)++;
+        task->band = band;
+        task->from = from;
+        task->to = to;
+        task->whole_from = attn__min(to, attn__max(from, last + band.lo - tile->first));
+        task->whole_to = attn__max(task->whole_from, attn__min(to, band.row + band.hi + 1 - tile->first));
+        task->begin = from / KEY_STEP * KEY_STEP;
+        task->end = round_up(to, KEY_STEP);
+        task->s = state->s + turn % 2 * state->tile_k * PANEL;
+        task->p = state->p + turn % 2 * state->p_parts * state->tile_k * PANEL;
+        task->ot = state->ot + task->panel * state->width * PANEL;
+        task->first = !state->begun[task->panel];
+        task->sums =
+            state->parts == 1 || task->first ? task->ot : state->fresh + turn % 2 * state->width * PANEL;
+        state->begun[task->panel] = true;
+        return true;
+    }
+    return false;
+}
+
 static void scores_of(const dot_state *state, const dot_task *task, attn__dot *to)
 {
     const int64_t depth = state->depth;
-    to->a = task->tile->k + task->begin * depth;
+    to->a = state->k + task->begin * depth;
     to->a_band = KEY_STEP * depth;
     to->a_part = state->tile_k * depth;
     to->a_parts = state->parts;
@@ -69,7 +117,7 @@ static void scores_of(const dot_state *state, const dot_task *task, attn__dot *t
 /* One part is added to O^T; more are summed apart, so that small pairs of parts meet small sums. */
 static void values_of(const dot_state *state, const dot_task *task, attn__dot *to)
 {
-    to->a = task->tile->v + attn__dot_place(0, task->begin, 0);
+    to->a = state->v + attn__dot_place(0, task->begin, 0);
     to->a_band = KEY_STEP * state->tile_k;
     to->a_part = state->v_part;
     to->a_parts = state->parts;
@@ -97,12 +145,12 @@ static void hide_scores(float *s, int64_t count)
 }
 
 /* What must be done to scores before the softmax. */
-static void end_scores(const dot_state *state, const dot_task *task)
+static void end_scores(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
-    const int64_t first = task->tile->first;
+    const int64_t first = tile->first;
     float *s = task->s - task->begin * PANEL;
-    if (task->tile->odd_k || state->odd[task->panel]) {
-        score_again(state, task);
+    if (tile->odd_k || state->odd[task->panel]) {
+        score_again(state, tile, task);
     }
     hide_scores(task->s, task->from - task->begin);
     mask_scores(2, s + task->from * PANEL, PANEL, &task->band, first + task->from,
@@ -252,7 +300,8 @@ static void begin_turn(const dot_state *state, const dot_task *done, const dot_t
 }
 
 /* The vectors' part of a turn: O^T = O^T * fade + sums of `done`, the softmax of `now`. */
-static void weigh_and_join(const dot_state *state, const dot_task *done, dot_task *now, dot_queue *queue)
+static void weigh_and_join(const dot_state *state, const dot_tile *tile, const dot_task *done, dot_task *now,
+                           dot_queue *queue)
 {
     if (done != NULL) {
         join_sums(done->ot, vec_load(done->fade), vec_load(done->fade + VEC_LANES), done->sums, state->width,
@@ -261,7 +310,7 @@ static void weigh_and_join(const dot_state *state, const dot_task *done, dot_tas
     if (now == NULL) {
         return;
     }
-    end_scores(state, now);
+    end_scores(state, tile, now);
     if (state->p_parts == 1) {
         softmax(1, state, now, queue);
     } else {
@@ -270,32 +319,35 @@ static void weigh_and_join(const dot_state *state, const dot_task *done, dot_tas
 }
 
 /*
- * All panels against all tiles, in a pipeline: while the vectors make the weights of one task, the tiles make
- * V^T P^T of the task before and the scores of the next.  Where V^T P^T is summed apart, it is added to O^T
+ * All panels against one tile, in a pipeline: while the vectors make the weights of one panel, the tiles make
+ * V^T P^T of the panel before and the scores of the next.  Where V^T P^T is summed apart, it is added to O^T
  * a turn later.
  */
-static void all_tasks(const dot_state *state)
+static void tile_step(const dot_state *state, const dot_tile *tile)
 {
     dot_task tasks[4];
-    dot_task *done = NULL, *before = NULL, *now = NULL;
-    dot_walk walk = walk_of(state->block);
-    for (int64_t turn = 0;; turn++) {
+    dot_task *done = NULL, *before = NULL, *now = &tasks[0];
+    attn__dot first;
+    int64_t panel = 0;
+    if (!next_task(state, tile, &panel, 0, now)) {
+        return;
+    }
+    scores_of(state, now, &first);
+    dot_product(&first);
+    for (int64_t turn = 1; now != NULL || before != NULL || done != NULL; turn++) {
         dot_task *next = &tasks[turn % 4];
         dot_queue queue;
-        if (!next_task(state, &walk, turn, before, now, next)) {
+        if (now == NULL || !next_task(state, tile, &panel, turn, next)) {
             next = NULL;
-        }
-        if (next == NULL && now == NULL && before == NULL && done == NULL) {
-            return;
         }
         if (before != NULL) {
             begin_values(state, before);
         }
         begin_turn(state, done, before, now, next, &queue);
-        weigh_and_join(state, done, now, &queue);
+        weigh_and_join(state, tile, done, now, &queue);
         dot_finish(&queue.at);
-        if (before != NULL && before->tile->odd_v) {
-            add_odd_values(state, before);
+        if (before != NULL && tile->odd_v) {
+            add_odd_values(state, tile, before);
         }
         done = before == NULL || before->sums == before->ot ? NULL : before;
         before = now;
@@ -323,7 +375,14 @@ static void forward(const attn__block *block, void *scratch)
     clear(&state);
     pack_queries(&state, PANEL);
     dot_begin();
-    all_tasks(&state);
+    for (int64_t s = 0; s < block->span_count; s++) {
+        const attn__span *span = &block->spans[s];
+        int64_t first = attn__max(span->first, block->first + block->lo);
+        int64_t end = attn__min(span->first + span->count, block->first + block->count + block->hi);
+        for (; first < end; first += state.tile_k) {
+            tile_step(&state, load_tile(&state, span, first, end));
+        }
+    }
     dot_end();
     write_rows(&state);
 }

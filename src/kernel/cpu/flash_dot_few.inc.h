@@ -140,10 +140,10 @@ VEC_INLINE void few_scores(const int n, const int pack, const dot_state *state, 
                  .lines = tile->step_lines};
     if (span->k_dim != 1 || block->dim_qk != depth || tile->count % VEC_LANES != 0) {
         for (int64_t j = 0; j < tile->count; j++) {
-            dot_pack_row(state->keys + j * depth, 0, PAIR_LANES, k + j * span->k_token, ATTN_BF16,
-                         span->k_dim, block->dim_qk, depth, NULL);
+            dot_pack_row(state->k + j * depth, 0, PAIR_LANES, k + j * span->k_token, ATTN_BF16, span->k_dim,
+                         block->dim_qk, depth, NULL);
         }
-        of.k = state->keys, of.k_row = depth;
+        of.k = state->k, of.k_row = depth;
     }
     few_multiply_qk(&of);
     if (pack > 0) {
@@ -274,13 +274,13 @@ VEC_INLINE void few_weights_packed(const int pack, const int first, const int al
 /* ---- O ------------------------------------------------------------------------------------------- */
 
 /* A copy of the values, with zeros up to whole vectors and squares. */
-static void few_copy_values(const dot_state *state, const few_tile *tile, uint16_t *copy)
+static void few_copy_values(const dot_state *state, const few_tile *tile)
 {
     const attn__span *span = tile->span;
     const int64_t width = few_width(state);
     const uint16_t *v = (const uint16_t *)span->v + (tile->first - span->first) * span->v_token;
     for (int64_t j = 0; j < tile->padded; j++) {
-        dot_pack_row(copy + j * width, 0, PAIR_LANES, v + j * span->v_token, ATTN_BF16, span->v_dim,
+        dot_pack_row(state->v + j * width, 0, PAIR_LANES, v + j * span->v_token, ATTN_BF16, span->v_dim,
                      j < tile->count ? state->block->dim_v : 0, width, NULL);
     }
 }
@@ -301,9 +301,8 @@ static void few_values(const dot_state *state, few_tile *tile)
                  .ahead = &tile->ahead,
                  .lines = tile->step_lines};
     if (span->v_dim != 1 || state->block->dim_v != width || tile->count != tile->padded) {
-        uint16_t *copy = state->keys + key_elements(state);
-        few_copy_values(state, tile, copy);
-        of.v = copy, of.v_row = width;
+        few_copy_values(state, tile);
+        of.v = state->v, of.v_row = width;
     }
     few_multiply_pv(&of);
     few_ask(&tile->ahead, INT64_MAX);

@@ -15,10 +15,9 @@ static float plain_score(const float *q, const float *k, int64_t dim)
 }
 
 /* Makes the scores of queries and keys that are not finite again. */
-static void score_again(const dot_state *state, const dot_task *task)
+static void score_again(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
     const attn__block *block = state->block;
-    const dot_tile *tile = task->tile;
     const int64_t row = task->panel * PANEL, rows = attn__min(PANEL, block->count - row);
     for (int64_t lane = 0; lane < rows; lane++) {
         query_row(state, state->wide, row + lane);
@@ -33,9 +32,8 @@ static void score_again(const dot_state *state, const dot_task *task)
 }
 
 /* Values that are not finite, under the mask. */
-static void add_odd_values(const dot_state *state, const dot_task *task)
+static void add_odd_values(const dot_state *state, const dot_tile *tile, const dot_task *task)
 {
-    const dot_tile *tile = task->tile;
     for (int64_t j = task->from; j < task->to; j++) {
         if (!tile->value_odd[j]) {
             continue;

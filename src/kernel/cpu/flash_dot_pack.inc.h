@@ -18,15 +18,12 @@ enum {
     KEY_BYTES = 512 * 1024,               /* K and V^T of a tile, in L2 */
     QUERY_BYTES = 640 * 1024,             /* Q^T and O^T of a call, in L2 */
     KEPT_BYTES = 1024 * 1024,             /* K and V^T of all tiles, if they are kept */
-    PLACES = 1,                           /* of tiles otherwise */
     WEIGHT_PARTS = 3,                     /* of P, unless the inputs are one part */
     SQUARE = ATTN__SQUARE * ATTN__SQUARE, /* elements from 32 of a row to the next */
 };
 
 /* A tile of keys; what of it is not finite. */
 typedef struct dot_tile {
-    uint16_t *k; /* [part], tile_k keys by depth in squares */
-    uint16_t *v; /* [part], width by tile_k keys in squares */
     const attn__span *span;
     int64_t first, count;
     int64_t padded; /* count up to whole steps */
@@ -48,11 +45,12 @@ typedef struct dot_state {
     float *s;             /* [2][tile_k][PANEL] */
     uint16_t *p;          /* [2][part][tile_k / 2][PANEL][2] */
     float *fresh;         /* [2][width][PANEL]: V^T P^T of one tile */
-    bool keeps;           /* there are places for the tiles of all keys */
+    bool keeps;           /* there are tiles for all keys, else there is one */
     int64_t *kept;        /* how many are packed */
-    int64_t places;       /* of tiles, which take them in turn */
-    dot_tile *tiles;      /* [places] */
-    uint16_t *keys;       /* [places]: k and v of each */
+    dot_tile *tiles;      /* [tiles] */
+    uint16_t *keys;       /* [tiles]: k and v of each */
+    uint16_t *k;          /* [part], tile_k keys by depth in squares */
+    uint16_t *v;          /* [part], width by tile_k keys in squares */
     int64_t v_part;       /* elements of a part of v */
     uint16_t *rows;       /* [part][32][longest dim]: queries, or [part][16][longest dim][2]: values */
     float *wide, *other;  /* rows in fp32 */
@@ -69,26 +67,27 @@ static uint16_t *take_bf16(float *scratch, size_t *used, int64_t count)
     return (void *)take(scratch, used, attn__ceil_div(count, 2));
 }
 
-/* bf16 of a tile's K, and with V^T. */
-static int64_t key_elements(const dot_state *state)
-{
-    return state->parts * state->tile_k * state->depth;
-}
-
+/* bf16 of a tile's K and V^T. */
 static int64_t tile_elements(const dot_state *state)
 {
-    return key_elements(state) + state->parts * state->v_part;
+    return state->parts * (state->tile_k * state->depth + state->v_part);
 }
 
-/* Places for the tiles of so many keys, first in the scratch, so that they stay where they are whatever the
- * rows. */
+static void use_tile(dot_state *state, int64_t i)
+{
+    state->k = state->keys + i * tile_elements(state);
+    state->v = state->k + state->parts * state->tile_k * state->depth;
+}
+
+/* The tiles of so many keys, or one for them all, first in the scratch, so that they stay where they are
+ * whatever the rows. */
 static void lay_out_keys(dot_state *state, float *scratch, size_t *used, int64_t keys)
 {
-    state->places = attn__max(PLACES, attn__ceil_div(keys, state->tile_k));
+    const int64_t tiles = attn__max(1, attn__ceil_div(keys, state->tile_k));
     state->kept = (void *)take(scratch, used, sizeof *state->kept / sizeof(float));
-    state->tiles =
-        (void *)take(scratch, used, state->places * attn__ceil_div(sizeof(dot_tile), sizeof(float)));
-    state->keys = take_bf16(scratch, used, state->places * tile_elements(state));
+    state->tiles = (void *)take(scratch, used, tiles * attn__ceil_div(sizeof(dot_tile), sizeof(float)));
+    state->keys = take_bf16(scratch, used, tiles * tile_elements(state));
+    use_tile(state, 0);
 }
 
 /* Lays the scratch out for so many rows, and keys that are kept, or 0; returns its floats. */
@@ -218,7 +217,7 @@ static void pack_keys(const dot_state *state, dot_tile *tile)
     for (int64_t j = 0; j < tile->padded; j++) {
         const bool real = j < tile->count;
         const int64_t at = (tile->first + j - span->first) * span->k_token;
-        uint16_t *to = tile->k + attn__dot_place(j, 0, KEY_STEP * depth);
+        uint16_t *to = state->k + attn__dot_place(j, 0, KEY_STEP * depth);
         dot_pack_row(to, part, SQUARE, real ? attn__element(span->k, block->dtype, at) : state->wide,
                      block->dtype, span->k_dim, real ? block->dim_qk : 0, depth, state->wide);
         tile->key_odd[j] = state->parts > 1 && !finite_row(to, SQUARE, depth);
@@ -276,7 +275,7 @@ static void pack_values(const dot_state *state, dot_tile *tile)
         }
         for (int64_t part = 0; part < state->parts; part++) {
             const uint16_t *from = state->rows + part * KEY_STEP * width;
-            uint16_t *to = tile->v + part * state->v_part;
+            uint16_t *to = state->v + part * state->v_part;
             for (int64_t d = 0; d < width; d += VEC_LANES) {
                 dot_transpose(to + attn__dot_place(d, j, KEY_STEP * state->tile_k), ATTN__SQUARE,
                               from + PAIR * d, PAIR * width);
@@ -285,20 +284,19 @@ static void pack_values(const dot_state *state, dot_tile *tile)
     }
 }
 
-/* Into place i the span's tile of keys from `first` on, up to `end` or, where tiles are kept, up to the
- * span's end: other rows may see more of it. */
-static const dot_tile *load_tile(const dot_state *state, int64_t i, const attn__span *span, int64_t first,
-                                 int64_t end)
+/* The span's tile of keys from `first` on, up to `end` or, where tiles are kept, up to the span's end: other
+ * rows may see more of it. */
+static dot_tile *load_tile(dot_state *state, const attn__span *span, int64_t first, int64_t end)
 {
+    const int64_t i = state->keeps ? (first - span->first) / state->tile_k : 0;
     dot_tile *tile = &state->tiles[i];
+    use_tile(state, i);
     if (state->keeps && i < *state->kept) {
         tile->span = span;
         return tile;
     }
     const int64_t last = state->keeps ? span->first + span->count : end;
     *tile = (dot_tile){.span = span, .first = first, .count = attn__min(state->tile_k, last - first)};
-    tile->k = state->keys + i * tile_elements(state);
-    tile->v = tile->k + key_elements(state);
     tile->padded = round_up(tile->count, KEY_STEP);
     pack_keys(state, tile);
     pack_values(state, tile);
