@@ -373,7 +373,7 @@ static attn_status name_run(attn_plan *plan, const attn_options *options)
         }
     }
     if (plan->layout.workers == 1 && !plan->spooled) {
-        return ATTN_OK; /* nobody is to agree with it, and printing takes longer than all else of a plan */
+        return ATTN_OK; /* nobody is to agree with it, and each call of attn_forward() would print it */
     }
     plan->manifest = attn__spool_manifest(plan, options->spool_key != NULL ? options->spool_key : "");
     if (plan->manifest == NULL) {
