@@ -11,13 +11,11 @@ import functools
 import struct
 from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 
-import numpy as np
-
 from . import _arrays
 from ._arrays import Starts, View
 from ._library import LIBRARY, create_plan, failure, last_error
 from ._problem import Inputs, band, gradients_of, index_of, options_of, real_of
-from ._spaces import NOTHING, Signature, sequences, view_of
+from ._spaces import NOTHING, Signature, empty_like, is_tensor, sequences, view_of
 from ._types import Device, Dtype, Gradients, Io, Options
 
 # ---- what is kept ----
@@ -36,15 +34,15 @@ class Settings(NamedTuple):
 
 
 def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, threads: Optional[int],
-                kernel: Optional[str], deterministic: bool) -> Tuple[Any, ...]:
-    """Those of Settings."""
+                kernel: Optional[str], deterministic: bool) -> Settings:
     if window is not None:
         window = band(causal, window)[1:] # now, since what it refuses may be no key
     if scale is not None:
         scale = real_of("scale", scale)
     if threads is not None:
         threads = index_of("threads", threads)
-    return bool(causal), window, scale, str(layout), threads, kernel and str(kernel), deterministic
+    return Settings(bool(causal), window, scale, str(layout), threads,
+                    kernel and str(kernel), deterministic)
 
 
 POINTERS = {
@@ -65,7 +63,7 @@ class Prepared:
         self.words, self.pack = list(WORDS[type(io)].unpack(bytes(io))), WORDS[type(io)].pack
         # the results that a call makes, None where it is given one or wants none
         self.fresh = [view and (view.shape, view.dtype) for view in fresh]
-        self.like_q = False # a tensor of PyTorch like q serves as the first of them
+        self.like_q = False # a tensor like q serves as the first of them, and is made faster
 
     def run(self, space: Any, addresses: List[int]) -> None:
         words = self.words.copy()
@@ -138,15 +136,14 @@ KEPT_CALLS = 1024
 
 
 @functools.lru_cache(maxsize=KEPT_CALLS)
-def prepare_forward(kept: Tuple[Any, ...], return_lse: bool, starts_q: Optional[Starts],
+def prepare_forward(settings: Settings, return_lse: bool, starts_q: Optional[Starts],
                     starts_k: Optional[Starts], out: Optional[Signature], *operands: Signature) -> Prepared:
-    settings = Settings(*kept)
     inputs = inputs_of(operands, settings, (starts_q, starts_k))
     given = None if out is None else view_of("out", out)
     made, lse, io = inputs.results(given, return_lse, later(inputs.gpu))
     ready = prepared(inputs, io, settings, (made if given is None else None, lse))
-    q, of_torch = inputs.q, not isinstance(operands[0][2], (Dtype, np.dtype))
-    ready.like_q = of_torch and (made.shape, made.strides, made.dtype) == (q.shape, q.strides, q.dtype)
+    q, alike = inputs.q, (made.shape, made.strides, made.dtype)
+    ready.like_q = is_tensor(operands[0]) and alike == (q.shape, q.strides, q.dtype)
     return ready
 
 
@@ -156,9 +153,8 @@ Wanted = Tuple[bool, ...] # of dq, dk, dv
 
 
 @functools.lru_cache(maxsize=KEPT_CALLS)
-def prepare_backward(kept: Tuple[Any, ...], accumulate: bool, wanted: Wanted, starts_q: Optional[Starts],
+def prepare_backward(settings: Settings, accumulate: bool, wanted: Wanted, starts_q: Optional[Starts],
                      starts_k: Optional[Starts], *signatures: Optional[Signature]) -> Prepared:
-    settings = Settings(*kept)
     views = [signature and view_of(name, signature) for name, signature in zip(ARRAYS, signatures)]
     inputs = inputs_of(signatures[1:4], settings, (starts_q, starts_k))
     given = [view if want else False for want, view in zip(wanted, views[7:])]
@@ -184,7 +180,7 @@ def lists_of(space: Any, starts: Sequence[Any], longest: Sequence[Optional[int]]
 
 
 def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, starts: Sequence[Any],
-            longest: Sequence[Optional[int]], settings: Tuple[Any, ...]) -> Tuple[Any, Any]:
+            longest: Sequence[Optional[int]], settings: Settings) -> Tuple[Any, Any]:
     """(out, lse)"""
     seen = [space.look("q", q), space.look("k", k), space.look("v", v)]
     seen_out = NOTHING if out is None else space.look("out", out, True)
@@ -194,7 +190,7 @@ def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, star
     made, lse = ready.fresh
     address, lse_address, rows = seen_out[1], 0, None
     if made is not None:
-        out, address = space.empty_like(q) if ready.like_q else space.empty(*made)
+        out, address = empty_like(q) if ready.like_q else space.empty(*made)
     if lse is not None:
         rows, lse_address = space.empty(*lse)
     ready.run(
@@ -204,7 +200,7 @@ def forward(space: Any, q: Any, k: Any, v: Any, out: Any, return_lse: bool, star
 
 
 def backward(space: Any, arrays: Sequence[Any], results: Sequence[Any], accumulate: bool,
-             starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Tuple[Any, ...]) -> List[Any]:
+             starts: Sequence[Any], longest: Sequence[Optional[int]], settings: Settings) -> List[Any]:
     """[dq, dk, dv]; arrays: dout, q, k, v, out, lse, delta. results: an array, None to make one, False."""
     seen = [
         NOTHING if array is None or array is False else space.look(name, array, i >= 7)

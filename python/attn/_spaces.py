@@ -37,6 +37,17 @@ def seen_tensor(name: str, tensor: Any, gpu: Optional[int]) -> Seen:
     return ((tensor.shape, tensor.stride(), tensor.dtype, gpu, tensor.requires_grad), tensor.data_ptr(), tensor)
 
 
+def is_tensor(signature: Signature) -> bool:
+    """A tensor's of PyTorch, looked at directly?"""
+    return not isinstance(signature[2], (Dtype, np.dtype))
+
+
+def empty_like(tensor: Any) -> Tuple[Any, int]:
+    """With the tensor's shape, strides (if dense), dtype and place; and its address."""
+    array = sys.modules["torch"].empty_like(tensor)
+    return array, array.data_ptr()
+
+
 def view_of(name: str, signature: Signature) -> View:
     """An array as far as it can be judged without its address."""
     shape, strides, dtype, gpu, flag = signature
@@ -95,16 +106,12 @@ class TorchHostSpace(HostSpace):
     def look(self, name: str, array: Any, out: bool = False) -> Seen:
         if isinstance(array, self.tensor) and array.is_cpu and array.layout is self.strided:
             seen = seen_tensor(name, array, None)
-            if seen[1] % 4 == 0: # elements of any dtype are aligned; more is looked at only where they may not be
+            if seen[1] % 4 == 0: # aligned for any dtype; whether for its own is asked where that is not sure
                 return seen
         return HostSpace.look(self, name, array, out)
 
     def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
         array = self.torch.empty(shape, dtype=_arrays.torch_dtypes()[dtype])
-        return array, array.data_ptr()
-
-    def empty_like(self, tensor: Any) -> Tuple[Any, int]:
-        array = self.torch.empty_like(tensor)
         return array, array.data_ptr()
 
 
@@ -123,10 +130,6 @@ class TorchSpace:
 
     def empty(self, shape: Tuple[int, ...], dtype: Dtype) -> Tuple[Any, int]:
         array = self.torch.empty(shape, dtype=_arrays.torch_dtypes()[dtype], device=self.device)
-        return array, array.data_ptr()
-
-    def empty_like(self, tensor: Any) -> Tuple[Any, int]:
-        array = self.torch.empty_like(tensor)
         return array, array.data_ptr()
 
     def workspace(self, size: int) -> Tuple[Any, int]:

@@ -74,6 +74,13 @@ def test_elements_at_half_a_float():
     assert torch.equal(attn.attention(q, k, v), attn.attention(q.clone(), k.clone(), v.clone()))
 
 
+def test_elements_at_an_odd_address():
+    k = torch.frombuffer(bytearray(4 * 48 + 1), dtype=torch.float32, offset=1).reshape(6, 8)
+    q = v = torch.zeros(6, 8)
+    with pytest.raises(ValueError, match="^k begins at an odd address"):
+        attn.attention(q, k, v)
+
+
 def test_refused():
     q, k, v = tensors((2, 3, 9, 8))
     with pytest.raises(BufferError, match="^q requires a gradient"):

@@ -20,7 +20,7 @@ typedef struct flash_ask {
     int64_t used;
     bool near; /* into the L1 */
 } flash_ask;
-static const int64_t FLASH_NEVER = INT64_MAX / 64; /* times what is taken at once, no overflow */
+static const int64_t FLASH_NEVER = INT64_MAX / 64; /* it is multiplied by lines and dims */
 
 /* The next n lines, all of this row. */
 VEC_INLINE void ask_row(flash_ask *next, const int n)

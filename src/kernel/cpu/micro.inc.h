@@ -134,7 +134,7 @@ VEC_INLINE int flash_step(const int most, int64_t left)
     return left >= 4 ? 4 : left >= 2 ? 2 : 1;
 }
 
-/* Steps of a micro-kernel between requests. */
+/* Steps of a micro-kernel until ASK_LINES are due. */
 VEC_INLINE int64_t flash_ask_steps(const int m, const flash_shape shape, const flash_ask *next)
 {
     return attn__max(ASK_LINES * next->period / (m * shape.dims), 2);
