@@ -233,11 +233,51 @@ void gradient_case_solve(gradient_case *g)
 
 /* ---- running a kernel ---- */
 
+/* Rows of dq that are poison until their turn comes, and after the call if it never does. */
+typedef struct dq_turn {
+    attn__turn turn;
+    float *rows, *held; /* held: what they are then */
+    size_t bytes;
+    bool never, here;
+} dq_turn;
+
+static bool turn_comes(attn__turn *base)
+{
+    dq_turn *turn = (dq_turn *)base;
+    if (!turn->here && !turn->never) {
+        assert_true(check_poisoned(turn->rows, turn->bytes));
+        memcpy(turn->rows, turn->held, turn->bytes);
+        turn->here = true;
+    }
+    return turn->here;
+}
+
+static void turn_open(dq_turn *turn, const gradient_case *g, int64_t first, int64_t count)
+{
+    *turn = (dq_turn){.turn = {turn_comes}, .never = g->never};
+    turn->rows = (float *)g->dq.buffer.data + first * g->dq.token;
+    turn->bytes = count == 0 ? 0 : (size_t)(count * g->dq.token - GAP) * sizeof(float);
+    turn->held = allocate((int64_t)turn->bytes, 1);
+    memcpy(turn->held, turn->rows, turn->bytes);
+    check_poison(turn->rows, turn->bytes);
+}
+
+static void turn_close(dq_turn *turn)
+{
+    if (turn->never) {
+        assert_true(check_poisoned(turn->rows, turn->bytes));
+        memcpy(turn->rows, turn->held, turn->bytes);
+    }
+    assert_true(turn->never || turn_comes(&turn->turn)); /* a call that adds nothing need not ask */
+    free(turn->held);
+}
+
 static void run_tile(gradient_case *g, const attn__kernel *kernel, const attn__gradient_span *spans,
                      int64_t span_count, int64_t first, int64_t count, void *scratch)
 {
     const kernel_case *c = &g->base;
-    const attn__gradient gradient = {
+    dq_turn turn;
+    attn__gradient gradient = {
         .dtype = c->dtype,
         .dim_qk = c->dim_qk,
         .dim_v = c->dim_v,
@@ -254,12 +294,19 @@ static void run_tile(gradient_case *g, const attn__kernel *kernel, const attn__g
         .dout_dim = g->dout.dim,
         .lse = g->lse + first,
         .delta = g->delta + first,
-        .dq = g->no_dq ? NULL : (float *)g->dq.buffer.data + first * g->dq.token,
         .dq_token = g->dq.token,
         .spans = span_count == 0 ? NULL : spans,
         .span_count = span_count,
     };
+    if (g->no_dq) {
+        kernel->backward(&gradient, scratch);
+        return;
+    }
+    turn_open(&turn, g, first, count);
+    gradient.dq = turn.rows;
+    gradient.turn = &turn.turn;
     kernel->backward(&gradient, scratch);
+    turn_close(&turn);
 }
 
 /* `keys` keys of a span, `skip` behind its first. */

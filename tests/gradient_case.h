@@ -25,6 +25,7 @@ typedef struct gradient_case {
     bool apart;    /* a call for each span, not one for all */
     int64_t steps; /* not 0: a call for each so many steps of keys that the kernel has, of the first span */
     bool no_dq, no_dk, no_dv;
+    bool never;   /* dq's turn never comes */
     int64_t mute; /* not 0: each mute-th row is told lse = -inf, whatever it sees */
     /* made by gradient_case_open() */
     kernel_array dout;

@@ -12,7 +12,8 @@
  * WAITING.  Items are taken by rising number, ranges outermost, so that threads mostly work on different
  * planes.  An item only waits for the range before its own in the same plane, which has a lower number and
  * was taken before by a thread that is at work on it: the lowest item at work never waits, so there is no
- * deadlock.  In one plane, ranges follow each other one tile apart.
+ * deadlock.  A kernel asks for its turn late (attn__turn): S, dP, dV and dK of a call's first keys are made
+ * meanwhile, so that in one plane ranges follow each other by less than a query tile.
  *
  * COST.  K, V, dK and dV of a range stay near while its query tiles pass; Q, dO and dQ are read once a range.
  */
@@ -253,54 +254,103 @@ static void close_keys(const item *t, const attn_tensor *out, int64_t dim, const
     }
 }
 
-/* Where dq of some rows is summed. */
-static float *open_queries(const item *t, int64_t head, int64_t row, int64_t count, int64_t *token)
+/* Some rows of dq, which are this item's from when it is asked for them until it is through. */
+typedef struct query_turn {
+    attn__turn turn;
+    const item *item;
+    int64_t head, tile, row, count;
+    atomic_uint *next; /* the range whose turn it is */
+    bool here;
+} query_turn;
+
+/* dq is summed in a buffer? */
+static bool buffers_queries(const attn__backward *b)
 {
-    const attn__backward *b = t->b;
-    const attn_tensor *out = &b->io.dq;
-    int64_t dim = b->plan->problem.dim_qk;
-    *token = dim;
-    if (b->dq != NULL) {
-        return b->dq + attn__row_at(b, &t->s, head, row) * dim;
-    }
-    if (attn__adds_in_place(b->plan, out)) {
-        *token = out->stride[2];
-        return attn__tensor_at(out, ATTN_F32, t->s.batch, head, t->s.q_first + row);
-    }
-    for (int64_t i = 0; i < count; i++) {
-        attn_to_f32(t->dq + i * dim, attn__tensor_at(out, ATTN_F32, t->s.batch, head, t->s.q_first + row + i),
-                    ATTN_F32, out->stride[3], dim);
-    }
-    return t->dq;
+    return b->dq == NULL && !attn__adds_in_place(b->plan, &b->io.dq);
 }
 
-static void close_queries(const item *t, int64_t head, int64_t row, int64_t count)
+/* Where dq of the rows is summed. */
+static float *queries_of(const query_turn *turn, int64_t *token)
 {
+    const item *t = turn->item;
     const attn__backward *b = t->b;
-    if (b->dq == NULL && !attn__adds_in_place(b->plan, &b->io.dq)) {
-        attn__put_rows(b->plan, &b->io.dq, t->s.batch, head, t->s.q_first + row, count,
-                       b->plan->problem.dim_qk, t->dq, false);
+    *token = b->plan->problem.dim_qk;
+    if (b->dq != NULL) {
+        return b->dq + attn__row_at(b, &t->s, turn->head, turn->row) * *token;
     }
+    if (buffers_queries(b)) {
+        return t->dq;
+    }
+    *token = b->io.dq.stride[2];
+    return attn__tensor_at(&b->io.dq, ATTN_F32, t->s.batch, turn->head, t->s.q_first + turn->row);
+}
+
+static void load_queries(const query_turn *turn)
+{
+    const item *t = turn->item;
+    const attn_tensor *out = &t->b->io.dq;
+    const int64_t dim = t->b->plan->problem.dim_qk;
+    for (int64_t i = 0; i < turn->count; i++) {
+        const int64_t token = t->s.q_first + turn->row + i;
+        attn_to_f32(t->dq + i * dim, attn__tensor_at(out, ATTN_F32, t->s.batch, turn->head, token), ATTN_F32,
+                    out->stride[3], dim);
+    }
+}
+
+/* A hyperthread that waits leaves the core to the other one. */
+static void relax(void)
+{
+#if defined __x86_64__
+    __builtin_ia32_pause();
+#elif defined __aarch64__
+    __asm__ volatile("yield");
+#endif
 }
 
 /* Until the range before has added to this tile, if it does at all; false when something has failed. */
-static bool wait_for_turn(const item *t, atomic_uint *turn, int64_t tile)
+static bool wait_for_turn(const query_turn *turn)
 {
     enum { SPINS = 256 };
-    if (tile < t->before.from || tile >= t->before.to) {
+    const item *t = turn->item;
+    if (turn->tile < t->before.from || turn->tile >= t->before.to) {
         return true;
     }
     for (;;) {
         for (int i = 0; i < SPINS; i++) {
-            if (atomic_load_explicit(turn, memory_order_acquire) == (unsigned)t->range) {
+            if (atomic_load_explicit(turn->next, memory_order_acquire) == (unsigned)t->range) {
                 return true;
             }
+            relax();
         }
         if (attn__run_stopped(&t->b->run)) {
             return false;
         }
         sched_yield();
     }
+}
+
+static bool turn_comes(attn__turn *base)
+{
+    query_turn *turn = (query_turn *)base;
+    if (!turn->here && wait_for_turn(turn)) {
+        turn->here = true;
+        if (buffers_queries(turn->item->b)) {
+            load_queries(turn);
+        }
+    }
+    return turn->here;
+}
+
+/* The rows are the next range's. */
+static void end_turn(const query_turn *turn)
+{
+    const item *t = turn->item;
+    const attn__backward *b = t->b;
+    if (buffers_queries(b)) {
+        attn__put_rows(b->plan, &b->io.dq, t->s.batch, turn->head, t->s.q_first + turn->row, turn->count,
+                       b->plan->problem.dim_qk, t->dq, false);
+    }
+    atomic_store_explicit(turn->next, (unsigned)t->range + 1, memory_order_release);
 }
 
 /* One kernel call: some queries of one head, without dq. */
@@ -346,14 +396,17 @@ static bool add_tile(const item *t, int64_t head, int64_t tile)
         plan->kernel->backward(&gradient, t->scratch);
         return true;
     }
-    atomic_uint *turn = &b->turns[(attn__first_place(b, t->sequence) + tile) * plan->problem.heads_q + head];
-    if (!wait_for_turn(t, turn, tile)) {
+    const int64_t place = attn__first_place(b, t->sequence) + tile;
+    query_turn turn = {
+        .turn = {turn_comes}, .item = t, .head = head, .tile = tile, .row = row, .count = count};
+    turn.next = &b->turns[place * plan->problem.heads_q + head];
+    gradient.dq = queries_of(&turn, &gradient.dq_token);
+    gradient.turn = &turn.turn;
+    plan->kernel->backward(&gradient, t->scratch);
+    if (!turn_comes(&turn.turn)) { /* also where the kernel has nothing to add */
         return false;
     }
-    gradient.dq = open_queries(t, head, row, count, &gradient.dq_token);
-    plan->kernel->backward(&gradient, t->scratch);
-    close_queries(t, head, row, count);
-    atomic_store_explicit(turn, (unsigned)t->range + 1, memory_order_release);
+    end_turn(&turn);
     return true;
 }
 

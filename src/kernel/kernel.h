@@ -59,7 +59,15 @@ typedef struct attn__block {
  * same rows at once.  Each may be NULL, which saves its product.  The bits depend only on the block and on
  * what was there: for bits that do not depend on the number of threads, the cutting into blocks and the order
  * of the calls that add to a row must not.
+ *
+ * Threads that have other keys add to the same dq, each in its turn: a row asks attn__dq_open() before it
+ * reads or writes dq, as late as it can, so that what needs no dq is done while others have theirs.
  */
+typedef struct attn__turn attn__turn;
+struct attn__turn {
+    bool (*come)(attn__turn *turn); /* waits for it, if it has not come; false: never, something has failed */
+};
+
 typedef struct attn__gradient_span {
     int64_t first, count;
     const void *k, *v;
@@ -79,9 +87,16 @@ typedef struct attn__gradient {
     const float *lse, *delta; /* [count] */
     float *dq;                /* [count] rows, dense dims */
     int64_t dq_token;
+    attn__turn *turn;                 /* at dq; NULL: it has come */
     const attn__gradient_span *spans; /* ascending, disjoint; none is legal */
     int64_t span_count;
 } attn__gradient;
+
+/* Is dq wanted, and its turn come?  To be asked before dq is touched, as often as one likes. */
+static inline bool attn__dq_open(const attn__gradient *g)
+{
+    return g->dq != NULL && (g->turn == NULL || g->turn->come(g->turn));
+}
 
 /* What decides whether a kernel takes a problem, and its scratch. */
 typedef struct attn__shape {

@@ -265,7 +265,7 @@ static void backward_piece(const attn__gradient *g, const gradient_areas *areas,
         widen(areas->q, g->q, i * g->q_token, g->dtype, g->q_dim, g->dim_qk);
         widen(areas->dout, g->dout, i * g->dout_token, g->dtype, g->dout_dim, g->dim_v);
         attn__reference_backward(&query, areas->k, areas->v, first, count, areas->dk, areas->dv);
-        hand_out(g->dq == NULL ? NULL : g->dq + i * g->dq_token, areas->dq, g->dim_qk);
+        hand_out(attn__dq_open(g) ? g->dq + i * g->dq_token : NULL, areas->dq, g->dim_qk);
     }
     for (int64_t j = 0; j < count; j++) {
         hand_out(span->dk == NULL ? NULL : span->dk + (skip + j) * span->dk_token, areas->dk + j * g->dim_qk,

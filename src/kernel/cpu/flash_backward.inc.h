@@ -285,7 +285,7 @@ static void add_products(const backward_state *state, const backward_tile *tile)
         by_key.w = state->ds, by_key.x = state->q, by_key.factor = g->scale;
         add_by_key(&by_key);
     }
-    if (g->dq != NULL) {
+    if (attn__dq_open(g)) {
         for (int64_t j = 0; j < tile->count; j++) {
             pack_strips(state->strips + j * PANEL, BACK_K, tile->k.at + j * tile->k.token, g->dim_qk);
         }
@@ -316,6 +316,7 @@ static void add_cells(const backward_state *state, const backward_tile *tile)
 {
     const attn__gradient *g = state->gradient;
     const int64_t strip = state->panels * PANEL * PANEL;
+    const bool open = attn__dq_open(g);
     for (int64_t j = 0; j < tile->count; j++) {
         const int64_t apart = tile->first + j - g->first;
         for (int64_t i = attn__max(0, apart - g->hi); i < attn__min(g->count, apart - g->lo + 1); i++) {
@@ -329,7 +330,7 @@ static void add_cells(const backward_state *state, const backward_tile *tile)
             if (tile->dk != NULL) {
                 add_scaled(tile->dk + j * tile->dk_token, ds, state->q + i * PANEL, strip, g->dim_qk);
             }
-            if (g->dq != NULL) {
+            if (open) {
                 add_scaled(g->dq + i * g->dq_token, ds, tile->k.at + j * tile->k.token, PANEL, g->dim_qk);
             }
         }

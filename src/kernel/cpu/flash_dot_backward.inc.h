@@ -5,13 +5,14 @@
  *
  * METHOD.  As flash_backward.inc.h (Dao et al., arXiv 2205.14135), with the operands laid out for attn__dot:
  *
- *     Q^T, dO^T in pairs of dims, Q, dO in pairs of queries, dQ^T: packed once per call
+ *     Q^T, dO^T in pairs of dims, Q, dO in pairs of queries: packed once per call
  *     for each tile of keys: K, V and K^T packed
  *         for each panel of queries:
  *             S^T = K Q^T, dP^T = V dO^T
  *             P = exp2(S - lse), dS = scale P (dP - delta)   vertical; cut into parts, twice for dS
  *             dQ^T += K^T dS^T                               B: dS^T in pairs of keys
  *         dV += P^T dO, dK += dS^T Q                         A: P^T and dS^T along the queries
+ *         of the first: dQ^T += dQ turned                    one part: before it
  *     dQ = dQ^T turned
  *
  * Scores stay without a factor until they are fp32, and dS gets its factor before it is cut, so that nothing
@@ -354,8 +355,9 @@ static void add_cells(const backward_state *state, const backward_tile *tile)
 
 /* ---- one call -------------------------------------------------------------------------------------- */
 
-static void add_tile(const backward_state *state, const attn__gradient_span *span, int64_t first,
-                     int64_t count)
+/* What was in dQ is added to the part of the call's first tile, so that other threads have the time of that
+ * tile; the sum is the same.  Not so where parts are no sums of their own: of one part, of single cells. */
+static void add_tile(backward_state *state, const attn__gradient_span *span, int64_t first, int64_t count)
 {
     const int64_t skip = first - span->first;
     const backward_tile tile = {.span = span,
@@ -364,12 +366,17 @@ static void add_tile(const backward_state *state, const attn__gradient_span *spa
                                 .skip = skip,
                                 .dk = span->dk == NULL ? NULL : span->dk + skip * span->dk_token,
                                 .dv = span->dv == NULL ? NULL : span->dv + skip * span->dv_token};
-    if (!pack_tile(state, &tile) || !state->finite) {
-        add_cells(state, &tile);
-        return;
+    const bool finite = pack_tile(state, &tile) && state->finite;
+    if (!finite || state->weight_parts == 1) {
+        join_queries(state);
     }
-    add_panels(state, &tile);
-    add_products(state, &tile);
+    if (finite) {
+        add_panels(state, &tile);
+        add_products(state, &tile);
+    } else {
+        add_cells(state, &tile);
+    }
+    join_queries(state);
 }
 
 static void backward(const attn__gradient *gradient, void *scratch)

@@ -24,6 +24,7 @@ typedef struct backward_state {
     int64_t pad_qk, pad_v; /* dims, up to a multiple of 32 */
     int64_t tile_k;        /* keys of a tile, at most: a multiple of BLOCK */
     bool finite;           /* Q and dO are */
+    bool asked, open;      /* has dq's turn been asked for; did it come */
     uint16_t *qt, *dt;     /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
     uint16_t *q, *dout;    /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
     float *dqt;            /* dQ^T: [panel][dim][PANEL] */
@@ -188,12 +189,26 @@ static bool pack_panel(const backward_state *state, int64_t panel, const attn__r
     return finite_row(state->rows, PAIR_LANES, PANEL * pad);
 }
 
-/* dQ^T from dQ, turned 16 x 16 at a time; what has no row or no dim is 0. */
-static void read_queries(const backward_state *state)
+/* Nothing: what is added to -0 stays as it is, to its sign. */
+static void clear_queries(const backward_state *state)
+{
+    const vec nothing = vec_set(-0.0f);
+    for (int64_t i = 0; i < state->lanes * state->pad_qk && state->gradient->dq != NULL; i += VEC_LANES) {
+        vec_store(state->dqt + i, nothing);
+    }
+}
+
+/* dQ is added to dQ^T, turned 16 x 16 at a time, when its turn comes; what has no row or no dim is 0. */
+static void join_queries(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
-    float square[VEC_LANES * VEC_LANES];
-    for (int64_t row = 0; row < state->lanes && g->dq != NULL; row += VEC_LANES) {
+    float square[VEC_LANES * VEC_LANES], turned[VEC_LANES * VEC_LANES];
+    if (state->asked) {
+        return;
+    }
+    state->asked = true;
+    state->open = attn__dq_open(g);
+    for (int64_t row = 0; row < state->lanes && state->open; row += VEC_LANES) {
         float *to = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
         for (int64_t d = 0; d < state->pad_qk; d += VEC_LANES) {
             const vec_mask real = vec_between(0, (int32_t)attn__max(0, attn__min(VEC_LANES, g->dim_qk - d)));
@@ -202,12 +217,16 @@ static void read_queries(const backward_state *state)
                 vec_store(square + i * VEC_LANES,
                           _mm512_maskz_loadu_ps(there, g->dq + (row + i) * g->dq_token + d));
             }
-            dot_transpose((void *)(to + d * PANEL), PAIR * PANEL, (const void *)square, PAIR_LANES);
+            dot_transpose((void *)turned, PAIR_LANES, (const void *)square, PAIR_LANES);
+            for (int64_t i = 0; i < VEC_LANES; i++) {
+                float *at = to + (d + i) * PANEL;
+                vec_store(at, vec_add(vec_load(at), vec_load(turned + i * VEC_LANES)));
+            }
         }
     }
 }
 
-/* Q, dO, lse and delta; dQ so far.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh
+/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh
  * nothing. */
 static void pack_inputs(backward_state *state)
 {
@@ -225,7 +244,7 @@ static void pack_inputs(backward_state *state)
         state->lse[lane] = real ? (float)((double)g->lse[lane] * 1.44269504088896340736) : INFINITY;
         state->delta[lane] = real ? g->delta[lane] : 0.0f;
     }
-    read_queries(state);
+    clear_queries(state);
 }
 
 /* K^T of a tile of `rows` keys, from K. */
@@ -266,12 +285,12 @@ static bool pack_tile(const backward_state *state, const backward_tile *tile)
            finite_row(state->v, PAIR_LANES, rows * state->pad_v);
 }
 
-/* dQ from dQ^T, likewise. */
+/* dQ from dQ^T, likewise, if that was asked for. */
 static void write_queries(const backward_state *state)
 {
     const attn__gradient *g = state->gradient;
     float square[VEC_LANES * VEC_LANES];
-    for (int64_t row = 0; row < g->count && g->dq != NULL; row += VEC_LANES) {
+    for (int64_t row = 0; row < g->count && state->open; row += VEC_LANES) {
         const int64_t rows = attn__min(VEC_LANES, g->count - row);
         const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
         for (int64_t d = 0; d < g->dim_qk; d += VEC_LANES) {
