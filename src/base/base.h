@@ -147,6 +147,16 @@ static inline int attn__team(void)
 }
 #endif
 
+/* In a loop that waits for another thread: what shares the core with this one has it meanwhile. */
+static inline void attn__relax(void)
+{
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    __asm__ volatile("yield");
+#endif
+}
+
 /* ---- the rest (clock.c, hash.c) ---- */
 
 double attn__now(void); /* seconds, monotonic */

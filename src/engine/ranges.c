@@ -297,16 +297,6 @@ static void load_queries(const query_turn *turn)
     }
 }
 
-/* A hyperthread that waits leaves the core to the other one. */
-static void relax(void)
-{
-#if defined __x86_64__
-    __builtin_ia32_pause();
-#elif defined __aarch64__
-    __asm__ volatile("yield");
-#endif
-}
-
 /* Until the range before has added to this tile, if it does at all; false when something has failed. */
 static bool wait_for_turn(const query_turn *turn)
 {
@@ -320,7 +310,7 @@ static bool wait_for_turn(const query_turn *turn)
             if (atomic_load_explicit(turn->next, memory_order_acquire) == (unsigned)t->range) {
                 return true;
             }
-            relax();
+            attn__relax();
         }
         if (attn__run_stopped(&t->b->run)) {
             return false;
