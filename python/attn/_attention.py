@@ -83,6 +83,7 @@ def attention_backward(dout: Any,
                        threads: Optional[int] = None,
                        kernel: Optional[str] = None,
                        deterministic: bool = False,
+                       memory_limit: Optional[int] = None,
                        stream: Optional[int] = None) -> Tuple[Any, Any, Any]:
     """The gradients (dq, dk, dv) of a scalar whose gradient by out is dout.
 
@@ -91,10 +92,13 @@ def attention_backward(dout: Any,
     delta       sum of dout * out over each row, float32, shaped like lse; default: computed
     dq, dk, dv  the arrays to write, and to return; default: new ones; False: not wanted, None is returned
     accumulate  add to what dq, dk and dv hold
+    memory_limit  bytes that the workspace may take; where 16-bit gradients have no room for sums of dq in
+                float32 in it, dq is made in a pass of its own, in the same bits: 7 products for 5
 
     The rest as in attention(). No array that is written may overlap another.
     """
-    settings = _calls.settings_of(causal, window, scale, layout, threads, kernel, deterministic)
+    settings = _calls.settings_of(causal, window, scale, layout, threads, kernel, deterministic,
+                                   memory_limit)
     gradients = _calls.backward(space_of(q, stream), (dout, q, k, v, out, lse, delta), (dq, dk, dv), accumulate,
                                 (cu_seqlens_q, cu_seqlens_k), (max_seqlen_q, max_seqlen_k), settings)
     return gradients[0], gradients[1], gradients[2]

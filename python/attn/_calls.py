@@ -14,7 +14,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from . import _arrays
 from ._arrays import Starts, View
 from ._library import LIBRARY, create_plan, failure, last_error
-from ._problem import Inputs, band, gradients_of, index_of, options_of, real_of
+from ._problem import Inputs, at_least_1, band, gradients_of, index_of, options_of, real_of
 from ._spaces import NOTHING, Signature, empty_like, is_tensor, sequences, view_of
 from ._types import Device, Dtype, Gradients, Io, Options
 
@@ -31,18 +31,21 @@ class Settings(NamedTuple):
     threads: Optional[int]
     kernel: Optional[str]
     deterministic: bool
+    memory_limit: Optional[int]
 
 
 def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, threads: Optional[int],
-                kernel: Optional[str], deterministic: bool) -> Settings:
+                kernel: Optional[str], deterministic: bool, memory_limit: Optional[int] = None) -> Settings:
     if window is not None:
         window = band(causal, window)[1:] # now, since what it refuses may be no key
     if scale is not None:
         scale = real_of("scale", scale)
     if threads is not None:
         threads = index_of("threads", threads)
+    if memory_limit is not None:
+        memory_limit = at_least_1("memory_limit", memory_limit)
     return Settings(bool(causal), window, scale, str(layout), threads,
-                    kernel and str(kernel), deterministic)
+                    kernel and str(kernel), deterministic, memory_limit)
 
 
 POINTERS = {
@@ -83,7 +86,8 @@ class HostCall(Prepared):
     def __init__(self, inputs: Inputs, io: Any, settings: Settings, fresh: Sequence[Optional[View]]) -> None:
         super().__init__(io, fresh)
         self.problem = ctypes.byref(inputs.problem)
-        self.options = ctypes.byref(options_of(settings.threads, settings.kernel))
+        self.options = ctypes.byref(
+            options_of(settings.threads, settings.kernel, memory_limit=settings.memory_limit or 0))
         self.function = LIBRARY.attn_backward if isinstance(io, Gradients) else LIBRARY.attn_forward
 
     def execute(self, space: Any, io: bytes) -> int:
@@ -100,6 +104,7 @@ class GpuCall(Prepared):
                           in_memory=1,
                           backward=int(backward),
                           deterministic=int(settings.deterministic),
+                          memory_limit=settings.memory_limit or 0,
                           kernel=settings.kernel.encode() if settings.kernel else None)
         self.plan = create_plan(self, inputs.problem, options)
         self.function = LIBRARY.attn_execute_backward if backward else LIBRARY.attn_execute

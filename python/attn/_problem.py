@@ -56,6 +56,13 @@ def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
     return Mask.MASK_WINDOW, min(left, FAR), 0 if causal else min(right, FAR)
 
 
+def at_least_1(name: str, value: Any) -> int:
+    number = index_of(name, value)
+    if number < 1:
+        raise InvalidArgument(f"{name} is {number}; give at least 1, or None for the default")
+    return number
+
+
 def options_of(threads: Optional[int], kernel: Optional[str], **more: Any) -> Options:
     if threads is not None:
         threads = index_of("threads", threads)

@@ -1,5 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """attention_backward(): gradients against fp64, in place, added to what is there; clear when it refuses."""
+import re
+
 import attn
 import numpy as np
 import pytest
@@ -52,6 +54,19 @@ def test_accumulate(random):
     Reference(q, k, v, causal=True).check_gradients(dout, out, lse, (dq, dk, dv), before)
 
 
+def test_memory_limit(random):
+    q, k, v, dout = (random.standard_normal((4, 500, 64)).astype(np.float16) for _ in range(4))
+    out, lse = attn.attention(q, k, v, return_lse=True)
+    free = attn.attention_backward(dout, q, k, v, out, lse)
+    with pytest.raises(attn.MemoryLimit) as caught:
+        attn.attention_backward(dout, q, k, v, out, lse, memory_limit=1)
+    least = int(re.search(r"need (\d+) bytes of workspace", str(caught.value)).group(1))
+    tight = attn.attention_backward(dout, q, k, v, out, lse, memory_limit=least)
+    assert all(np.array_equal(a, b) for a, b in zip(tight, free))
+    with pytest.raises(attn.MemoryLimit):
+        attn.attention_backward(dout, q, k, v, out, lse, memory_limit=least - 1)
+
+
 @given(cases(window=False))
 def test_sequences(case):
     random = np.random.default_rng(case.seed)
@@ -85,6 +100,7 @@ def test_refused(random):
         ("accumulate adds to what dq holds", usual, {"accumulate": True}),
         (r"dk has shape \[2, 4, 21, 16\]; it must be", usual, {"dk": np.zeros_like(q)}),
         ("dv is f16, out is f32", usual, {"dv": np.zeros_like(v, np.float16)}),
+        ("memory_limit is 0; give at least 1", usual, {"memory_limit": 0}),
     )
     for text, arguments, keywords in refused:
         with pytest.raises(ValueError, match=text):

@@ -54,6 +54,8 @@ def test_memory_limit():
     with pytest.raises(MemoryError) as caught:
         attn.run(*arrays(), memory_limit=100)
     assert isinstance(caught.value, attn.MemoryLimit)
+    with pytest.raises(ValueError, match="no such number can be meant"):
+        attn.run(*arrays(), memory_limit=2**70)
 
 
 def test_exception_in_progress_stops_the_run():
