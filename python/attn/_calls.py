@@ -14,7 +14,7 @@ from typing import Any, Callable, List, NamedTuple, Optional, Sequence, Tuple
 from . import _arrays
 from ._arrays import Starts, View
 from ._library import LIBRARY, create_plan, failure, last_error
-from ._problem import Inputs, at_least_1, band, gradients_of, index_of, options_of, real_of
+from ._problem import Inputs, band, count_of, gradients_of, index_of, options_of, real_of
 from ._spaces import NOTHING, Signature, empty_like, is_tensor, sequences, view_of
 from ._types import Device, Dtype, Gradients, Io, Options
 
@@ -31,7 +31,7 @@ class Settings(NamedTuple):
     threads: Optional[int]
     kernel: Optional[str]
     deterministic: bool
-    memory_limit: Optional[int]
+    memory_limit: int # 0: none
 
 
 def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, threads: Optional[int],
@@ -42,10 +42,8 @@ def settings_of(causal: bool, window: Any, scale: Optional[float], layout: str, 
         scale = real_of("scale", scale)
     if threads is not None:
         threads = index_of("threads", threads)
-    if memory_limit is not None:
-        memory_limit = at_least_1("memory_limit", memory_limit)
     return Settings(bool(causal), window, scale, str(layout), threads,
-                    kernel and str(kernel), deterministic, memory_limit)
+                    kernel and str(kernel), deterministic, count_of("memory_limit", memory_limit))
 
 
 POINTERS = {
@@ -87,7 +85,7 @@ class HostCall(Prepared):
         super().__init__(io, fresh)
         self.problem = ctypes.byref(inputs.problem)
         self.options = ctypes.byref(
-            options_of(settings.threads, settings.kernel, memory_limit=settings.memory_limit or 0))
+            options_of(settings.threads, settings.kernel, memory_limit=settings.memory_limit))
         self.function = LIBRARY.attn_backward if isinstance(io, Gradients) else LIBRARY.attn_forward
 
     def execute(self, space: Any, io: bytes) -> int:
@@ -104,7 +102,7 @@ class GpuCall(Prepared):
                           in_memory=1,
                           backward=int(backward),
                           deterministic=int(settings.deterministic),
-                          memory_limit=settings.memory_limit or 0,
+                          memory_limit=settings.memory_limit,
                           kernel=settings.kernel.encode() if settings.kernel else None)
         self.plan = create_plan(self, inputs.problem, options)
         self.function = LIBRARY.attn_execute_backward if backward else LIBRARY.attn_execute

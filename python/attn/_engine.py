@@ -14,7 +14,7 @@ import numpy as np
 
 from ._errors import InvalidArgument, OutOfMemory, Unsupported
 from ._library import LIBRARY, call, create_plan, failure, last_error
-from ._problem import Inputs, Window, at_least_1, index_of, options_of
+from ._problem import Inputs, Window, count_of, index_of, options_of
 from ._spaces import host_space
 from . import _types
 from ._types import EventFn, Io, Operand, Options, Problem, Quorum, Status, Step
@@ -240,14 +240,11 @@ def quorum_options(workers: Optional[int], resident: Optional[int], memory_limit
                    kernel: Optional[str]) -> Options:
     if quorum not in QUORUMS:
         raise InvalidArgument(f"quorum is {quorum!r}; give {', '.join(map(repr, QUORUMS))}")
-    for name, value in (("workers", workers), ("resident", resident), ("memory_limit", memory_limit)):
-        if value is not None:
-            at_least_1(name, value)
     options = options_of(threads,
                          kernel,
-                         workers=workers or 0,
-                         resident=resident or 0,
-                         memory_limit=memory_limit or 0,
+                         workers=count_of("workers", workers),
+                         resident=count_of("resident", resident),
+                         memory_limit=count_of("memory_limit", memory_limit),
                          quorum=QUORUMS[quorum],
                          rectangle=rectangle or 0)
     if interest_set is not None:

@@ -56,7 +56,9 @@ def band(causal: bool, window: Window) -> Tuple[Mask, int, int]:
     return Mask.MASK_WINDOW, min(left, FAR), 0 if causal else min(right, FAR)
 
 
-def at_least_1(name: str, value: Any) -> int:
+def count_of(name: str, value: Any) -> int:
+    if value is None:
+        return 0 # to the library: its default
     number = index_of(name, value)
     if number < 1:
         raise InvalidArgument(f"{name} is {number}; give at least 1, or None for the default")

@@ -12,8 +12,8 @@
  * WAITING.  Items are taken by rising number, ranges outermost, so that threads mostly work on different
  * planes.  An item only waits for the range before its own in the same plane, which has a lower number and
  * was taken before by a thread that is at work on it: the lowest item at work never waits, so there is no
- * deadlock.  A kernel asks for its turn late (attn__turn): S, dP, dV and dK of a call's first keys are made
- * meanwhile, so that in one plane ranges follow each other by less than a query tile.
+ * deadlock.  A kernel asks for its turn as late as it can (attn__turn), most of them when S, dP, dV and dK of
+ * a call's first keys are made, so that in one plane ranges follow each other by less than a query tile.
  *
  * COST.  K, V, dK and dV of a range stay near while its query tiles pass; Q, dO and dQ are read once a range.
  */

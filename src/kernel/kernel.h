@@ -59,15 +59,7 @@ typedef struct attn__block {
  * same rows at once.  Each may be NULL, which saves its product.  The bits depend only on the block and on
  * what was there: for bits that do not depend on the number of threads, the cutting into blocks and the order
  * of the calls that add to a row must not.
- *
- * Threads that have other keys add to the same dq, each in its turn: a row asks attn__dq_open() before it
- * reads or writes dq, as late as it can, so that what needs no dq is done while others have theirs.
  */
-typedef struct attn__turn attn__turn;
-struct attn__turn {
-    bool (*come)(attn__turn *turn); /* waits for it, if it has not come; false: never, something has failed */
-};
-
 typedef struct attn__gradient_span {
     int64_t first, count;
     const void *k, *v;
@@ -75,6 +67,15 @@ typedef struct attn__gradient_span {
     float *dk, *dv; /* [count] rows, dense dims */
     int64_t dk_token, dv_token;
 } attn__gradient_span;
+
+/*
+ * Threads that have other keys add to the same dq, each in its turn.  A row of the table asks attn__dq_open()
+ * before it reads or writes dq, as late as it can, so that what needs no dq is done while others have theirs.
+ */
+typedef struct attn__turn attn__turn;
+struct attn__turn {
+    bool (*come)(attn__turn *turn); /* waits for it, if it has not come; false: never, something has failed */
+};
 
 typedef struct attn__gradient {
     attn_dtype dtype;

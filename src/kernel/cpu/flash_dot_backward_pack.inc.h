@@ -24,7 +24,7 @@ typedef struct backward_state {
     int64_t pad_qk, pad_v; /* dims, up to a multiple of 32 */
     int64_t tile_k;        /* keys of a tile, at most: a multiple of BLOCK */
     bool finite;           /* Q and dO are */
-    bool asked, open;      /* has dq's turn been asked for; did it come */
+    bool joined;           /* dQ is in dQ^T */
     uint16_t *qt, *dt;     /* Q^T, dO^T: [panel][part][dim / 2][2 * PANEL] */
     uint16_t *q, *dout;    /* [strip of 32 dims][part][lane / 2][2 * PANEL] */
     float *dqt;            /* dQ^T: [panel][dim][PANEL] */
@@ -189,26 +189,24 @@ static bool pack_panel(const backward_state *state, int64_t panel, const attn__r
     return finite_row(state->rows, PAIR_LANES, PANEL * pad);
 }
 
-/* Nothing: what is added to -0 stays as it is, to its sign. */
+/* dQ^T becomes -0: what is added to that stays as it is, to its sign. */
 static void clear_queries(const backward_state *state)
 {
-    const vec nothing = vec_set(-0.0f);
-    for (int64_t i = 0; i < state->lanes * state->pad_qk && state->gradient->dq != NULL; i += VEC_LANES) {
-        vec_store(state->dqt + i, nothing);
+    for (int64_t i = 0; i < state->lanes * state->pad_qk; i += VEC_LANES) {
+        vec_store(state->dqt + i, vec_set(-0.0f));
     }
 }
 
-/* dQ is added to dQ^T, turned 16 x 16 at a time, when its turn comes; what has no row or no dim is 0. */
+/* Adds dQ to dQ^T, once, when its turn comes, turned 16 x 16 at a time; what has no row or no dim is 0. */
 static void join_queries(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
     float square[VEC_LANES * VEC_LANES], turned[VEC_LANES * VEC_LANES];
-    if (state->asked) {
+    if (state->joined || !attn__dq_open(g)) {
         return;
     }
-    state->asked = true;
-    state->open = attn__dq_open(g);
-    for (int64_t row = 0; row < state->lanes && state->open; row += VEC_LANES) {
+    state->joined = true;
+    for (int64_t row = 0; row < state->lanes; row += VEC_LANES) {
         float *to = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
         for (int64_t d = 0; d < state->pad_qk; d += VEC_LANES) {
             const vec_mask real = vec_between(0, (int32_t)attn__max(0, attn__min(VEC_LANES, g->dim_qk - d)));
@@ -226,8 +224,7 @@ static void join_queries(backward_state *state)
     }
 }
 
-/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh
- * nothing. */
+/* Q, dO, lse and delta.  Lanes without a row, and rows with lse = -inf, get lse = inf: they weigh nothing. */
 static void pack_inputs(backward_state *state)
 {
     const attn__gradient *g = state->gradient;
@@ -244,7 +241,9 @@ static void pack_inputs(backward_state *state)
         state->lse[lane] = real ? (float)((double)g->lse[lane] * 1.44269504088896340736) : INFINITY;
         state->delta[lane] = real ? g->delta[lane] : 0.0f;
     }
-    clear_queries(state);
+    if (g->dq != NULL) {
+        clear_queries(state);
+    }
 }
 
 /* K^T of a tile of `rows` keys, from K. */
@@ -285,12 +284,12 @@ static bool pack_tile(const backward_state *state, const backward_tile *tile)
            finite_row(state->v, PAIR_LANES, rows * state->pad_v);
 }
 
-/* dQ from dQ^T, likewise, if that was asked for. */
+/* dQ from dQ^T, likewise. */
 static void write_queries(const backward_state *state)
 {
     const attn__gradient *g = state->gradient;
     float square[VEC_LANES * VEC_LANES];
-    for (int64_t row = 0; row < g->count && state->open; row += VEC_LANES) {
+    for (int64_t row = 0; row < g->count && state->joined; row += VEC_LANES) {
         const int64_t rows = attn__min(VEC_LANES, g->count - row);
         const float *from = state->dqt + row / PANEL * state->pad_qk * PANEL + row % PANEL;
         for (int64_t d = 0; d < g->dim_qk; d += VEC_LANES) {
